@@ -1,0 +1,148 @@
+"""What every driver offers, and the one error tree by which drivers fail.
+
+A driver speaks to one VM. Its sandbox makes one call at a time, and every call is bounded by a deadline of the
+driver's own. A driver never waits for a guest, never retries and never decides: it translates. What the VM does by
+itself reaches the sandbox as a :data:`Change`, a hint after which the sandbox reads back; nothing is believed unread.
+
+::
+
+    HypervisorError
+    ├── Unreachable     the connection cannot be made, or is gone
+    ├── Refused         the hypervisor understood and said no
+    ├── TimedOut        no answer in time; the call may still have been carried out
+    ├── Unsupported     this machine has no such thing
+    └── Busy            somebody else holds what the call needs (a monitor serves one client)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+
+class HypervisorError(Exception):
+    """A call failed. The text is one line: what failed, with the value at fault."""
+
+
+class Unreachable(HypervisorError):
+    """There is no connection, or it broke. What was under way may or may not have happened: read back."""
+
+
+class Refused(HypervisorError):
+    """The hypervisor refused the call; the text quotes its words."""
+
+
+class TimedOut(HypervisorError):
+    """No answer within the driver's deadline. The call may still be carried out: read back before the next."""
+
+
+class Unsupported(HypervisorError):
+    """This machine cannot do it, now or later."""
+
+
+class Busy(HypervisorError):
+    """The resource is held by another client; a later try may succeed."""
+
+
+class Accelerator(StrEnum):
+    """How the VM's instructions run."""
+
+    KVM = "kvm"
+    TCG = "tcg"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What does not change while the VM runs, as the hypervisor told it on connecting."""
+
+    identity: str
+    """The VM's UUID, or "" where there is none."""
+    pid: int | None
+    """The VMM's process, where the connection tells."""
+    max_vcpus: int
+    """How many vCPUs this machine can ever have: 1 or more."""
+    vcpu_hotplug: bool
+    """Whether vCPUs can be added and removed at all."""
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Vcpu:
+    """One vCPU that the hypervisor has."""
+
+    id: str
+    """The name by which :meth:`Hypervisor.start_removing_vcpus` knows it; stable while it is plugged."""
+    ours: bool
+    """Plugged through a driver of this project. Others (boot vCPUs, somebody else's) are never asked to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """What the hypervisor has, as just read."""
+
+    vcpus: tuple[Vcpu, ...]
+    """In the order in which they were plugged: those that are not ours first, then ours, the last plugged last."""
+    memory: int
+    """Bytes, boot memory included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChanged:
+    """Something about the size may have changed: read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalRefused:
+    """The guest said no to the removal of one vCPU. It may still leave later."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuestReset:
+    """The guest was reset: removals under way may have been forgotten or carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The connection broke. The driver is closed; nothing more will be heard from it."""
+
+    reason: str
+
+
+Change: TypeAlias = SizeChanged | RemovalRefused | GuestReset | ConnectionLost
+Listener: TypeAlias = Callable[[Change], None]
+"""Called from the event loop, as often as the hypervisor speaks: it must only take note and return."""
+
+
+class Hypervisor(Protocol):
+    """One VM. All calls but :meth:`close` raise :class:`HypervisorError`; one call at a time."""
+
+    async def connect(self, listener: Listener) -> Machine:
+        """Connect and learn the machine; from then on *listener* hears of changes.
+
+        Raises :class:`Busy` when the endpoint serves another client, :class:`Unreachable` when nobody answers.
+        """
+
+    async def read(self) -> Plugged:
+        """What the VM has now."""
+
+    async def add_vcpus(self, count: int) -> Plugged:
+        """Plug *count* vCPUs into free slots, and read back, in one exchange.
+
+        A part of them may have been plugged when it raises. :class:`ValueError` before any I/O when *count* is
+        below 1 or passes the machine's maximum.
+        """
+
+    async def start_removing_vcpus(self, ids: Sequence[str]) -> None:
+        """Ask the guest to give these vCPUs back. Returning means that the request was taken, nothing more.
+
+        An id that has meanwhile gone is not an error. :class:`ValueError` before any I/O when *ids* is empty.
+        """
+
+    async def close(self) -> None:
+        """Let go of the VM, which runs on. Never raises; may be called twice."""

@@ -1,0 +1,59 @@
+"""The resource manager: sandboxes by id, their life cycle, and the static gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from kata_resmgr import view
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a caller waits, in seconds; None: not given (SPEC 7, API.md ``deadline`` and ``wait``)."""
+
+    deadline: float | None = None
+    wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a change. *settled*: the wanted size is reached (else the answer is 202)."""
+
+    sandbox: view.Sandbox
+    settled: bool = True
+    created: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is registered with; *resources* is the OCI object's JSON text, or None."""
+
+    hypervisor: str | None = None
+    annotations: dict[str, str] | None = None
+    resources: bytes | None = None
+    directory: str | None = None
+
+
+class ResourceManager:
+    """All sandboxes of this daemon. Every method raises :class:`kata_resmgr.problem.Problem`."""
+
+    async def put_sandbox(self, sandbox_id: str, spec: SandboxSpec) -> Outcome: ...
+    def sandboxes(self, phase: str | None = None) -> list[view.Sandbox]: ...
+    def sandbox(self, sandbox_id: str) -> view.Sandbox: ...
+    async def wait_for(self, sandbox_id: str, goal: str, wait: float) -> view.Sandbox: ...
+    async def delete_sandbox(self, sandbox_id: str) -> None: ...
+    async def attach(self, sandbox_id: str, socket: str | None, pid: int | None, memory_block: int | None) -> view.Sandbox: ...
+    async def detach(self, sandbox_id: str) -> None: ...
+    async def hold(self, sandbox_id: str) -> view.Sandbox: ...
+    async def release(self, sandbox_id: str) -> None: ...
+    async def reconcile(self, sandbox_id: str, patience: Patience) -> Outcome: ...
+    def explain(self, sandbox_id: str) -> view.Explanation: ...
+    async def put_containers(self, sandbox_id: str, table: dict[str, msgspec.Raw], patience: Patience) -> Outcome: ...
+    async def put_container(self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience) -> tuple[view.Container, Outcome]: ...
+    async def patch_container(self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience) -> tuple[view.Container, Outcome]: ...
+    def container(self, sandbox_id: str, container_id: str) -> view.Container: ...
+    def containers(self, sandbox_id: str) -> dict[str, view.Container]: ...
+    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome: ...
+    async def close(self) -> None: ...

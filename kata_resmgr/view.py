@@ -1,0 +1,127 @@
+"""What a sandbox tells about itself: the values that answers, the command line and tests read.
+
+Member names are API.md's (camelCase on the wire); sizes are bytes; ``exact`` is the demand in lowest terms.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class View(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """A value of an answer."""
+
+
+class Boot(View, frozen=True):
+    """What the VM is started with."""
+
+    vcpus: int
+    max_vcpus: int
+    memory_bytes: int
+    max_memory_bytes: int
+    memory_slots: int
+    memory_granularity_bytes: int
+
+
+class Vmm(View, frozen=True):
+    """What the shim gives to the VMM so that the daemon can drive it."""
+
+    args: list[str]
+    kernel_params: list[str]
+    monitor: str
+
+
+class Vcpus(View, frozen=True):
+    """``online`` is null: there is no channel yet by which a guest would tell."""
+
+    exact: str
+    desired: int
+    plugged: int
+    pending: int
+    online: int | None = None
+
+
+class Memory(View, frozen=True):
+    """Bytes."""
+
+    desired: int
+    plugged: int
+    pending: int
+
+
+class Surplus(View, frozen=True):
+    """What is plugged above what is desired, and why it is still there (SPEC 7)."""
+
+    vcpus: int
+    memory_bytes: int
+    reason: str | None
+
+
+class Condition(View, frozen=True):
+    """Something that an operator should know, from SPEC 13's closed list."""
+
+    type: str
+    reason: str
+    message: str
+    since: str
+
+
+class Counts(View, frozen=True):
+    """How many of each the sandbox has."""
+
+    containers: int
+    disks: int = 0
+    nets: int = 0
+
+
+class Sandbox(View, frozen=True):
+    """One sandbox. Before a VM is attached, *plugged* is 0."""
+
+    id: str
+    hypervisor: str
+    mode: str
+    phase: str
+    generation: int
+    boot: Boot
+    vmm: Vmm
+    vcpus: Vcpus
+    memory: Memory
+    satisfied: bool
+    converged: bool
+    surplus: Surplus
+    shares: int
+    cpu_weight: int | None
+    conditions: list[Condition]
+    counts: Counts
+
+
+class Container(View, frozen=True):
+    """One container's resources, exactly as they were given (members this program does not know included)."""
+
+    id: str
+    resources: msgspec.Raw
+
+
+class ContainerResult(View, frozen=True):
+    """The answer to a change of one container."""
+
+    container: Container
+    sandbox: Sandbox
+
+
+class Input(View, frozen=True):
+    """One input of a decision and where it came from."""
+
+    name: str
+    value: str
+    source: str
+
+
+class Explanation(View, frozen=True):
+    """Every step from the inputs to the present target."""
+
+    id: str
+    inputs: list[Input]
+    explain: list[str]
+    vcpus: Vcpus
+    memory: Memory
