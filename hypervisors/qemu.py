@@ -1,0 +1,551 @@
+"""QEMU, over a QMP monitor of our own.
+
+What this module relies on was measured on QEMU 7.2, 10.0 and 11.1:
+
+- A slot's number is its place among the machine's possible vCPUs, lowest first: the reverse of
+  ``query-hotpluggable-cpus``, the ``slot`` of an ACPI event, and the ``cpu-index`` of a vCPU that is plugged.
+- Slots do not change while the VM runs, only who sits in them. So they are read once, on connecting, and
+  ``query-cpus-fast`` is the read-back: it costs what is plugged, not what could be.
+- ``{}`` in answer to ``device_del`` means that the guest will be asked. That a vCPU has left shows in
+  ``DEVICE_DELETED`` for its QOM path or the ``/lapic`` below it (under TCG only the latter comes), or in an ACPI
+  status of 0 for its slot; a guest's refusal only in another ACPI status.
+
+qemu.qmp keeps no deadlines, keeps every event for ever in its default listener, and pretty-prints every message for a
+log that is off; :class:`_Monitor` and :meth:`QemuHypervisor._bounded` make up for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+from qemu.qmp import ExecInterruptedError, ExecuteError, Message, QMPClient, QMPError, Runstate, StateError
+from qemu.qmp.qmp_client import BadReplyError
+
+from hypervisors.base import (
+    Accelerator,
+    Busy,
+    Change,
+    ConnectionLost,
+    GuestReset,
+    Listener,
+    Machine,
+    Plugged,
+    Refused,
+    RemovalRefused,
+    SizeChanged,
+    TimedOut,
+    Unreachable,
+    Unsupported,
+    Vcpu,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OUR_VCPU: Final = "resmgr-vcpu-"
+"""What this driver plugs is called this and a number that counts up, so that the order of plugging can be read back."""
+
+_PERIPHERAL: Final = "/machine/peripheral/"
+_OUR_PATH: Final = re.compile(re.escape(_PERIPHERAL + OUR_VCPU) + "([1-9][0-9]{0,8})")
+_LAPIC: Final = "/lapic"
+_NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
+
+_LONGEST_MESSAGE: Final = 1 << 20
+"""Bytes of one line from the monitor. The longest answer, 4096 possible vCPUs, takes about half of it."""
+_LONGEST_TEXT: Final = 200
+"""Characters quoted from outside in one error or log line."""
+_CLOSING: Final = 1.0
+"""Seconds that closing a session may take; it waits for nobody but the event loop."""
+_SILENT_CALLS: Final = 2
+"""Calls in a row without answer that end a session: what a hung QEMU has not read yet must not pile up."""
+
+_INSERTED: Final = 1
+_EJECTING: Final = 3
+"""ACPI events that a guest reports on (``source`` of ``ACPI_DEVICE_OST``)."""
+_SUCCESS: Final = 0
+_IN_PROGRESS: Final = 132
+_EJECTION_STATUS: Final = {
+    128: "ejection not supported",
+    129: "device in use",
+    130: "device busy",
+    131: "something that depends on it is busy",
+}
+"""ACPI's words for the status of an ejection that failed (Linux, include/linux/acpi.h)."""
+
+
+class _Slot(msgspec.Struct, rename="kebab", gc=False):
+    """A row of ``query-hotpluggable-cpus``: how a vCPU is plugged into that slot."""
+
+    type: str
+    props: dict[str, int]
+
+
+class _Cpu(msgspec.Struct, rename="kebab", gc=False):
+    """A row of ``query-cpus-fast``: a vCPU that is plugged."""
+
+    cpu_index: int
+    qom_path: str
+
+
+class _Uuid(msgspec.Struct, rename={"uuid": "UUID"}):
+    uuid: str
+
+
+class _Kvm(msgspec.Struct):
+    enabled: bool
+
+
+class _Memory(msgspec.Struct, rename="kebab"):
+    """Bytes."""
+
+    base_memory: int
+    plugged_memory: int = 0
+
+
+class _Ost(msgspec.Struct, rename="kebab"):
+    """``ACPI_DEVICE_OST``: how the guest fared with a device. *device* is missing once the device has gone."""
+
+    slot: str
+    slot_type: str
+    source: int
+    status: int
+    device: str | None = None
+
+
+Answer: TypeAlias = object
+"""What QEMU returned for a command; an :class:`ExecuteError` where it refused."""
+OnEvent: TypeAlias = Callable[[object, object], None]
+"""Called with an event's name and data, as they came."""
+
+
+def _command(name: str, arguments: dict[str, object] | None = None) -> Message:
+    return QMPClient.make_execute_msg(name, arguments)
+
+
+_QUERY_CPUS: Final = _command("query-cpus-fast")
+_QUERY_MEMORY: Final = _command("query-memory-size-summary")
+_QUERY_SLOTS: Final = _command("query-hotpluggable-cpus")
+_QUERY_UUID: Final = _command("query-uuid")
+_QUERY_KVM: Final = _command("query-kvm")
+
+_SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
+
+
+class _Monitor(QMPClient):
+    """qemu.qmp's client, keeping and printing nothing; events go to *on_event* as soon as they are parsed."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        super().__init__(readbuflen=_LONGEST_MESSAGE)
+        # Whatever the library would log arrives here as an exception as well, and is told once, by us.
+        self.logger = _SILENCE
+        self.events.event_filter = lambda _: False
+        self._on_event = on_event
+
+    def _cb_outbound(self, msg: Message) -> Message:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("-> %s", _cut(dict(msg)))
+        return msg
+
+    def _cb_inbound(self, msg: Message) -> Message:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("<- %s", _cut(dict(msg)))
+        event = msg.get("event")
+        if event is not None:
+            self._on_event(event, msg.get("data"))
+        return msg
+
+    async def pipeline(self, commands: Sequence[Message]) -> list[Answer]:
+        """Send all *commands* in order before the first answer is awaited; the answers in the same order.
+
+        The last is sent from here and not from a task of its own: one task less in every exchange. For that, the
+        others need one turn of the event loop to get on the way before it.
+        """
+        *others, last = commands
+        tasks = [asyncio.create_task(self._settle(command)) for command in others]
+        try:
+            if tasks:
+                await asyncio.sleep(0)
+            answer = await self._settle(last)
+            return [*[await task for task in tasks], answer]
+        finally:
+            for task in tasks:
+                task.cancel()
+            if not all(task.done() for task in tasks):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _settle(self, command: Message) -> Answer:
+        try:
+            return await self.execute_msg(command)
+        except ExecuteError as error:
+            return error
+
+
+@dataclass(frozen=True, slots=True)
+class _Seated:
+    """A vCPU that is plugged: its slot, what it is told as, and the number in its name (0 where it is not ours)."""
+
+    slot: int
+    vcpu: Vcpu
+    number: int
+
+
+class QemuHypervisor:
+    """The driver; see :class:`hypervisors.base.Hypervisor`.
+
+    *socket* is the monitor's path. *timeout* bounds each call, *greeting_timeout* how long the monitor may take to
+    greet (one that serves another client does not), both in seconds. After :meth:`close`, and after a
+    :class:`ConnectionLost`, it may be connected again.
+    """
+
+    _connection: socket.socket | None
+
+    def __init__(self, socket: str | Path, *, timeout: float = 5.0, greeting_timeout: float = 2.0) -> None:
+        self._path = str(socket)
+        self._timeout = timeout
+        self._greeting_timeout = greeting_timeout
+        self._listener: Listener | None = None
+        self._monitor: _Monitor | None = None
+        self._connection = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._end = "not connected"
+        self._silent_calls = 0
+        self._machine: Machine | None = None
+        self._slots: list[_Slot] = []
+        self._present: dict[str, _Seated] = {}
+        self._occupied: dict[int, str] = {}
+        self._highest = 0
+        self._adding = False
+        self._last_departed = ""
+        self._memory = 0
+        self._memory_stale = True
+
+    # Calls
+
+    async def connect(self, listener: Listener) -> Machine:
+        """Connect, learn the machine and its slots; see :meth:`hypervisors.base.Hypervisor.connect`."""
+        if self._monitor is not None:
+            raise RuntimeError(f"{self._path}: already connected")
+        self._machine = None
+        self._memory_stale = True
+        self._connection = await self._dial()
+        self._listener = listener
+        try:
+            async with self._bounded("connect") as monitor:
+                self._machine = await self._learn(monitor, _peer(self._connection))
+        except BaseException:
+            await self.close()
+            raise
+        return self._machine
+
+    async def read(self) -> Plugged:
+        """What QEMU has now."""
+        async with self._bounded("read") as monitor:
+            _, plugged = await self._exchange(monitor)
+            return plugged
+
+    async def add_vcpus(self, count: int) -> Plugged:
+        """Plug *count* vCPUs into the lowest free slots; see :meth:`hypervisors.base.Hypervisor.add_vcpus`."""
+        if count < 1 or (self._machine is not None and count > self._machine.max_vcpus):
+            most = "its maximum" if self._machine is None else f"its maximum of {self._machine.max_vcpus}"
+            raise ValueError(f"{count} vCPUs cannot be added: a machine takes from 1 to {most}")
+        async with self._bounded("add_vcpus") as monitor:
+            if self._machine is not None and not self._machine.vcpu_hotplug:
+                raise Unsupported(f"{self._path}: this machine cannot hot-plug vCPUs")
+            if len(self._free_slots(count)) < count:
+                await self._exchange(monitor)
+            return await self._plug(monitor, count, again=True)
+
+    async def start_removing_vcpus(self, ids: Sequence[str]) -> None:
+        """Ask the guest for vCPUs; see :meth:`hypervisors.base.Hypervisor.start_removing_vcpus`."""
+        if not ids:
+            raise ValueError("no vCPU is named; at least one must be")
+        async with self._bounded("start_removing_vcpus") as monitor:
+            answers = await monitor.pipeline([_command("device_del", {"id": vcpu}) for vcpu in ids])
+        errors = [(vcpu, error) for vcpu, error in zip(ids, answers, strict=True) if isinstance(error, ExecuteError)]
+        refused = [(vcpu, error) for vcpu, error in errors if error.error_class != "DeviceNotFound"]
+        if len(refused) < len(errors):
+            self._tell(SizeChanged())
+        for vcpu, error in refused:
+            raise Refused(f"device_del {vcpu}: {_cut(error)}")
+
+    async def close(self) -> None:
+        """Let go of QEMU; see :meth:`hypervisors.base.Hypervisor.close`."""
+        self._listener = None
+        await self._break("closed")
+
+    # The session: from connecting to its one end
+
+    async def _dial(self) -> socket.socket:
+        """A session on a new connection, watched from now on."""
+        connection = _connected_socket(self._path)
+        monitor = _Monitor(self._on_event)
+        try:
+            async with asyncio.timeout(self._greeting_timeout):
+                await monitor.connect(connection)
+        except TimeoutError:
+            connection.close()
+            if monitor.greeting is None:
+                raise Busy(
+                    f"{self._path}: no greeting in {self._greeting_timeout:g} s: the monitor serves another client"
+                ) from None
+            raise TimedOut(f"{self._path}: no answer in {self._greeting_timeout:g} s") from None
+        except (QMPError, OSError, EOFError) as error:
+            connection.close()
+            raise Unreachable(f"{self._path}: {_cut(error)}") from None
+        except BaseException:
+            connection.close()
+            raise
+        self._end = ""
+        self._silent_calls = 0
+        self._monitor = monitor
+        self._watcher = asyncio.create_task(self._watch(monitor), name=f"watch {self._path}")
+        return connection
+
+    async def _watch(self, monitor: _Monitor) -> None:
+        """Wait for the end of the session, whoever ends it, and tell it."""
+        while monitor.runstate is Runstate.RUNNING:
+            await monitor.runstate_changed()
+        try:
+            await monitor.disconnect()
+            reason = "disconnected"
+        except EOFError:
+            reason = "QEMU closed the connection"
+        except Exception as error:  # qemu.qmp re-raises whatever stopped its reader or writer
+            reason = f"{type(error).__name__}: {_cut(error)}"
+        self._end = self._end or reason
+        self._monitor = None
+        if self._machine is not None:
+            self._tell(ConnectionLost(self._end))
+        self._listener = None
+
+    async def _break(self, reason: str) -> None:
+        """End the session, if there is one, for *reason*."""
+        watcher, connection = self._watcher, self._connection
+        if watcher is None or connection is None:
+            return
+        self._end = self._end or reason
+        if not watcher.done():
+            # qemu.qmp's own way waits until everything is written, and so for QEMU.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait({watcher}, timeout=_CLOSING)
+            watcher.cancel()
+            self._monitor = None
+
+    @asynccontextmanager
+    async def _bounded(self, call: str) -> AsyncIterator[_Monitor]:
+        """One call: its deadline, and its failures in the words of :mod:`hypervisors.base`."""
+        if self._monitor is None:
+            raise Unreachable(f"{self._path}: {self._end}")
+        try:
+            async with asyncio.timeout(self._timeout):
+                yield self._monitor
+            self._silent_calls = 0
+        except TimeoutError:
+            self._silent_calls += 1
+            if self._silent_calls == _SILENT_CALLS:
+                await self._break(f"no answer to {_SILENT_CALLS} calls in a row")
+            raise TimedOut(f"{self._path}: {call}: no answer in {self._timeout:g} s") from None
+        except (ExecInterruptedError, StateError):
+            await self._break("disconnected")
+            raise Unreachable(f"{self._path}: {call}: {self._end}") from None
+        except (BadReplyError, msgspec.ValidationError) as error:
+            await self._break(f"an answer that cannot be understood: {_cut(error)}")
+            raise Unreachable(f"{self._path}: {call}: {self._end}") from None
+
+    # What is read
+
+    async def _learn(self, monitor: _Monitor, pid: int) -> Machine:
+        answers, plugged = await self._exchange(monitor, _QUERY_UUID, _QUERY_KVM, _QUERY_SLOTS)
+        uuid, kvm, slots = answers
+        identity = _value(uuid, _Uuid).uuid
+        hotplug = not isinstance(slots, ExecuteError)
+        self._slots = _value(slots, list[_Slot])[::-1] if hotplug else []
+        return Machine(
+            identity="" if identity == _NO_UUID else identity,
+            pid=pid,
+            max_vcpus=len(self._slots) if hotplug else len(plugged.vcpus),
+            vcpu_hotplug=hotplug,
+            accelerator=Accelerator.KVM if _uses_kvm(kvm) else Accelerator.TCG,
+        )
+
+    async def _exchange(self, monitor: _Monitor, *commands: Message) -> tuple[list[Answer], Plugged]:
+        """Send *commands* and read back, in one go. The memory is asked for only when something has touched it."""
+        ask_memory, self._memory_stale = self._memory_stale, False
+        queries = (_QUERY_MEMORY, _QUERY_CPUS) if ask_memory else (_QUERY_CPUS,)
+        try:
+            answers = await monitor.pipeline([*commands, *queries])
+            if ask_memory:
+                memory = _value(answers[-2], _Memory)
+                self._memory = memory.base_memory + memory.plugged_memory
+            return answers[: len(commands)], self._seat(_value(answers[-1], list[_Cpu]))
+        except BaseException:
+            self._memory_stale = self._memory_stale or ask_memory
+            raise
+
+    def _seat(self, cpus: list[_Cpu]) -> Plugged:
+        """Take note of who sits where."""
+        before = self._present
+        present = {}
+        for cpu in cpus:
+            seated = before.get(cpu.qom_path)
+            if seated is None or seated.slot != cpu.cpu_index:
+                seated = _seated(cpu)
+            present[cpu.qom_path] = seated
+        self._present = present
+        self._occupied = {seated.slot: path for path, seated in present.items()}
+        order = sorted(present.values(), key=_number)  # stable: those that are not ours stay in QEMU's order
+        if order:
+            self._highest = max(self._highest, order[-1].number)
+        return Plugged(tuple([seated.vcpu for seated in order]), self._memory)
+
+    # Plugging
+
+    def _free_slots(self, count: int) -> list[int]:
+        """The lowest *count* free slots, or as many as there are."""
+        occupied = self._occupied
+        free = (slot for slot in range(len(self._slots)) if slot not in occupied)
+        return list(islice(free, count))
+
+    async def _plug(self, monitor: _Monitor, count: int, *, again: bool) -> Plugged:
+        slots = self._free_slots(count)
+        if len(slots) < count:
+            raise Refused(f"{self._path}: {count} vCPUs asked for, {len(slots)} of {len(self._slots)} slots are free")
+        names = [f"{OUR_VCPU}{self._highest + n}" for n in range(1, count + 1)]
+        self._highest += count
+        self._adding = True
+        try:
+            answers, plugged = await self._exchange(
+                monitor,
+                *(
+                    _command("device_add", {"driver": kind.type, "id": name, **kind.props})
+                    for name, kind in zip(names, (self._slots[slot] for slot in slots), strict=True)
+                ),
+            )
+        finally:
+            self._adding = False
+        refused = [
+            (name, slot, answer)
+            for name, slot, answer in zip(names, slots, answers, strict=True)
+            if isinstance(answer, ExecuteError)
+        ]
+        # Who sits there, or is called so, although QEMU refused us, came after our last read-back: not a refusal.
+        taken = [name for name, slot, _ in refused if slot in self._occupied or _PERIPHERAL + name in self._present]
+        if taken and again:
+            return await self._plug(monitor, len(refused), again=False)
+        for name, slot, answer in refused:
+            raise Refused(f"device_add {name} in slot {slot}: {_cut(answer)}")
+        return plugged
+
+    # Events
+
+    def _on_event(self, name: object, data: object) -> None:
+        if name == "RESET":
+            self._tell(GuestReset())
+        elif name == "MEMORY_DEVICE_SIZE_CHANGE":
+            self._on_memory()
+        elif isinstance(data, dict):
+            if name == "DEVICE_DELETED":
+                self._on_deleted(str(data.get("path")).removesuffix(_LAPIC))
+            elif name == "ACPI_DEVICE_OST":
+                try:
+                    ost = msgspec.convert(data.get("info"), _Ost)
+                except msgspec.ValidationError:
+                    return
+                if ost.slot_type == "CPU":
+                    self._on_cpu_status(ost)
+                else:
+                    self._on_memory()
+
+    def _on_deleted(self, path: str) -> None:
+        """A device has gone; a vCPU goes in two steps, the second of which is not news."""
+        seated = self._present.pop(path, None)
+        if seated is not None:
+            self._occupied.pop(seated.slot, None)
+            self._last_departed = path
+            self._tell(SizeChanged())
+        elif path != self._last_departed:
+            self._on_memory()
+
+    def _on_cpu_status(self, ost: _Ost) -> None:
+        slot = int(ost.slot) if ost.slot.isdecimal() and len(ost.slot) < 10 else -1
+        path = self._occupied.get(slot)
+        if ost.source == _INSERTED:
+            # While we add, the read-back that follows shows whatever was inserted, by whomever.
+            if path is None and not self._adding:
+                self._tell(SizeChanged())
+        elif ost.source == _EJECTING and path is not None:
+            if ost.status == _SUCCESS:
+                self._tell(SizeChanged())
+            elif ost.status != _IN_PROGRESS:
+                words = _EJECTION_STATUS.get(ost.status, "no reason told")
+                self._tell(RemovalRefused(self._present[path].vcpu.id, f"{words} (ACPI status {ost.status})"))
+
+    def _on_memory(self) -> None:
+        self._memory_stale = True
+        self._tell(SizeChanged())
+
+    def _tell(self, change: Change) -> None:
+        if self._listener is not None:
+            self._listener(change)
+
+
+def _connected_socket(path: str) -> socket.socket:
+    """A connection to the Unix socket *path*; at once or not at all, as such sockets do."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        connection.connect(path)
+    except BlockingIOError:
+        connection.close()
+        raise Busy(f"{path}: others are already waiting for this monitor") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        connection.close()
+        raise Unreachable(f"{path}: {_cut(error)}") from None
+    return connection
+
+
+def _peer(connection: socket.socket) -> int:
+    """The process that listens at the other end."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+def _seated(cpu: _Cpu) -> _Seated:
+    ours = _OUR_PATH.fullmatch(cpu.qom_path)
+    name = cpu.qom_path.removeprefix(_PERIPHERAL) if ours else cpu.qom_path
+    return _Seated(cpu.cpu_index, Vcpu(name, ours=ours is not None), int(ours[1]) if ours else 0)
+
+
+def _number(seated: _Seated) -> int:
+    return seated.number
+
+
+def _uses_kvm(answer: Answer) -> bool:
+    """A QEMU that was built without KVM does not know the question."""
+    return not isinstance(answer, ExecuteError) and _value(answer, _Kvm).enabled
+
+
+def _value(answer: Answer, kind: type[T]) -> T:
+    """*answer* as *kind*. Raises :class:`Refused` when it is an error, ValidationError when it is something else."""
+    if isinstance(answer, ExecuteError):
+        raise Refused(f"{answer.sent.get('execute')}: {_cut(answer)}")
+    return msgspec.convert(answer, kind)
+
+
+def _cut(said: object) -> str:
+    """What somebody said, as one line that is not too long."""
+    line = " ".join(str(said).split())
+    return line if len(line) <= _LONGEST_TEXT else line[: _LONGEST_TEXT - 1] + "…"

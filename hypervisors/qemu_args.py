@@ -1,0 +1,44 @@
+"""What a shim adds to QEMU's command line, and to the guest's kernel, so that the driver can do its work."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KERNEL_PARAMS: Final = ("memhp_default_state=online_movable",)
+"""Memory that is plugged comes up by itself, and in the zone from which it can be taken out again."""
+
+_MONITOR: Final = "resmgr"
+
+
+def vmm_arguments(
+    vcpus: int, max_vcpus: int, memory_mib: int, max_memory_mib: int, memory_slots: int, monitor: str
+) -> list[str]:
+    """QEMU's arguments for a VM that can grow from *vcpus* and *memory_mib* to the maxima.
+
+    *monitor* is the path of the socket that QEMU shall listen on. Without *memory_slots*, or where the boot memory is
+    the maximum already, memory cannot be plugged and nothing is said about it.
+
+    Raises :class:`ValueError` for a maximum below what the VM is started with.
+    """
+    if not 1 <= vcpus <= max_vcpus:
+        raise ValueError(f"vcpus is {vcpus}, and must be from 1 to max_vcpus, {max_vcpus}")
+    if not 1 <= memory_mib <= max_memory_mib:
+        raise ValueError(f"memory_mib is {memory_mib}, and must be from 1 to max_memory_mib, {max_memory_mib}")
+    memory = f"{memory_mib}M"
+    if memory_slots and max_memory_mib > memory_mib:
+        memory += f",slots={memory_slots},maxmem={max_memory_mib}M"
+    return [
+        "-smp",
+        f"{vcpus},maxcpus={max_vcpus}",
+        "-m",
+        memory,
+        "-chardev",
+        f"socket,id={_MONITOR},path={_escaped(monitor)},server=on,wait=off",
+        "-mon",
+        f"chardev={_MONITOR},mode=control",
+    ]
+
+
+def _escaped(value: str) -> str:
+    """*value* as QEMU's option parser reads it back: a comma is written twice."""
+    return value.replace(",", ",,")
