@@ -1,29 +1,30 @@
-"""The resource manager: sandboxes by id, their life cycle, and the static gate."""
+"""The resource manager: sandboxes by id, their life cycle, and the VM that belongs to each."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from kata_resmgr import view
+from hypervisors import qemu_args
+from hypervisors.base import Hypervisor
+from kata_resmgr import declared, oci, paths, sizing, view
+from kata_resmgr.config import SandboxConfig, Settings
+from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
+from kata_resmgr.sizing import MIB, BootSize, Declared
+from kata_resmgr.store import Attachment, Store
+from kata_resmgr.vm import Goal
 
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a caller waits, in seconds; None: not given (SPEC 7, API.md ``deadline`` and ``wait``)."""
-
-    deadline: float | None = None
-    wait: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a change. *settled*: the wanted size is reached (else the answer is 202)."""
-
-    sandbox: view.Sandbox
-    settled: bool = True
-    created: bool = False
+SANDBOXES_MAX = 10_000
+"""Sandboxes of one daemon: more VMs than a host runs, and a bound on what callers can make it keep."""
+MONITOR = "resmgr.sock"
+"""The monitor's name in the sandbox's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +32,193 @@ class SandboxSpec:
     """What a sandbox is registered with; *resources* is the OCI object's JSON text, or None."""
 
     hypervisor: str | None = None
-    annotations: dict[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
     resources: bytes | None = None
     directory: str | None = None
 
 
 class ResourceManager:
-    """All sandboxes of this daemon. Every method raises :class:`kata_resmgr.problem.Problem`."""
+    """All sandboxes of this daemon. Every method raises :class:`Problem`, with everything as it was."""
 
-    async def put_sandbox(self, sandbox_id: str, spec: SandboxSpec) -> Outcome: ...
-    def sandboxes(self, phase: str | None = None) -> list[view.Sandbox]: ...
-    def sandbox(self, sandbox_id: str) -> view.Sandbox: ...
-    async def wait_for(self, sandbox_id: str, goal: str, wait: float) -> view.Sandbox: ...
-    async def delete_sandbox(self, sandbox_id: str) -> None: ...
-    async def attach(self, sandbox_id: str, socket: str | None, pid: int | None, memory_block: int | None) -> view.Sandbox: ...
-    async def detach(self, sandbox_id: str) -> None: ...
-    async def hold(self, sandbox_id: str) -> view.Sandbox: ...
-    async def release(self, sandbox_id: str) -> None: ...
-    async def reconcile(self, sandbox_id: str, patience: Patience) -> Outcome: ...
-    def explain(self, sandbox_id: str) -> view.Explanation: ...
-    async def put_containers(self, sandbox_id: str, table: dict[str, msgspec.Raw], patience: Patience) -> Outcome: ...
-    async def put_container(self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience) -> tuple[view.Container, Outcome]: ...
-    async def patch_container(self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience) -> tuple[view.Container, Outcome]: ...
-    def container(self, sandbox_id: str, container_id: str) -> view.Container: ...
-    def containers(self, sandbox_id: str) -> dict[str, view.Container]: ...
-    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome: ...
-    async def close(self) -> None: ...
+    def __init__(
+        self, settings: Settings, store: Store, open_driver: Callable[[SandboxConfig, str], Hypervisor]
+    ) -> None:
+        self.settings = settings
+        """What new sandboxes live by; a reload puts another in its place."""
+        self._store = store
+        self._open_driver = open_driver
+        self._sandboxes: dict[str, Sandbox] = {}
+
+    # Sandboxes
+
+    async def put_sandbox(self, sandbox_id: str, spec: SandboxSpec) -> Outcome:
+        """Register a sandbox and size it; repeated, nothing changes. Another size is taken until a VM is attached."""
+        present = self._sandboxes.get(sandbox_id)
+        if present is None:
+            if len(self._sandboxes) >= SANDBOXES_MAX:
+                raise Problem(Code.TOO_MANY, f"there are {SANDBOXES_MAX} sandboxes, the most: delete some first")
+            sandbox = Sandbox(sandbox_id, self._plan(sandbox_id, spec, None), self._store)
+            self._sandboxes[sandbox_id] = sandbox
+            return Outcome(sandbox.state(), created=True)
+        if spec != self._spec_of(present, spec):
+            await present.register_again(self._plan(sandbox_id, spec, present))
+        return Outcome(present.state())
+
+    def sandboxes(self, phase: str | None = None) -> list[view.Sandbox]:
+        """All, in id order; of one phase where that is given."""
+        return [
+            sandbox.state() for _, sandbox in sorted(self._sandboxes.items()) if phase is None or sandbox.phase == phase
+        ]
+
+    def sandbox(self, sandbox_id: str) -> view.Sandbox:
+        return self._get(sandbox_id).state()
+
+    async def wait_for(self, sandbox_id: str, goal: Goal, wait: float) -> view.Sandbox:
+        """The state once the goal is reached, or after *wait* seconds with what is."""
+        return await self._get(sandbox_id).wait_for(goal, wait)
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        """Forget it; the VM is left alone. What is absent is deleted already."""
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        if sandbox is None:
+            return
+        await sandbox.forget()
+        with contextlib.suppress(OSError):  # not ours, or the VM's socket is still in it
+            self._own_directory(sandbox_id).rmdir()
+
+    def explain(self, sandbox_id: str) -> view.Explanation:
+        return self._get(sandbox_id).explain()
+
+    # The VM
+
+    async def attach(
+        self, sandbox_id: str, socket: str | None, pid: int | None, memory_block: int | None
+    ) -> view.Sandbox:
+        """Drive the VM at *socket* (default: where ``vmm.args`` put the monitor). The same again reads back."""
+        sandbox = self._get(sandbox_id)
+        path = paths.under_roots(socket or sandbox.plan.vmm.monitor, self._roots())
+        paths.must_be_socket(path)
+        for other in self._sandboxes.values():
+            if other is not sandbox and other.socket == str(path):
+                raise Problem(Code.CONFLICT, f'"{path}" belongs to sandbox "{other.id}": one VM, one sandbox')
+        config = sandbox.plan.config
+        return await sandbox.attach(
+            Attachment(str(path), pid, memory_block), lambda: self._open_driver(config, str(path))
+        )
+
+    async def detach(self, sandbox_id: str) -> None:
+        await self._get(sandbox_id).detach()
+
+    async def hold(self, sandbox_id: str) -> view.Sandbox:
+        return await self._get(sandbox_id).hold()
+
+    async def release(self, sandbox_id: str) -> None:
+        self._get(sandbox_id).release()
+
+    async def reconcile(self, sandbox_id: str, patience: Patience) -> Outcome:
+        return await self._get(sandbox_id).reconcile(patience)
+
+    # Containers
+
+    async def put_containers(self, sandbox_id: str, table: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
+        return await self._get(sandbox_id).put_all(table, patience)
+
+    async def put_container(
+        self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience
+    ) -> tuple[view.Container, Outcome]:
+        return await self._get(sandbox_id).put(container_id, resources, patience)
+
+    async def patch_container(
+        self, sandbox_id: str, container_id: str, resources: bytes, patience: Patience
+    ) -> tuple[view.Container, Outcome]:
+        return await self._get(sandbox_id).patch(container_id, resources, patience)
+
+    def container(self, sandbox_id: str, container_id: str) -> view.Container:
+        return self._get(sandbox_id).container(container_id)
+
+    def containers(self, sandbox_id: str) -> dict[str, view.Container]:
+        return self._get(sandbox_id).containers()
+
+    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome:
+        return await self._get(sandbox_id).delete(container_id, patience)
+
+    async def close(self) -> None:
+        """Let go of all VMs; they run on."""
+        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()))
+
+    # How a sandbox is to be
+
+    def _plan(self, sandbox_id: str, spec: SandboxSpec, present: Sandbox | None) -> Plan:
+        config = self.settings.for_sandbox(spec.hypervisor)
+        size = Declared()
+        if spec.resources is not None:
+            size = declared.of_resources(oci.decode(spec.resources), config.cpuset_sizing)
+        boot, notes = sizing.boot_size(config, size)
+        monitor = str(self._directory(sandbox_id, spec.directory) / MONITOR)
+        for other in self._sandboxes.values():
+            if other is not present and other.plan.vmm.monitor == monitor:
+                raise Problem(Code.CONFLICT, f'"{monitor}" belongs to sandbox "{other.id}": name another directory')
+        return Plan(
+            config=config,
+            resources=spec.resources,
+            annotations=dict(spec.annotations or {}),
+            declared=size,
+            boot=boot,
+            notes=tuple(notes),
+            vmm=_vmm(boot, monitor),
+        )
+
+    def _directory(self, sandbox_id: str, named: str | None) -> Path:
+        """Where the monitor's socket shall be: the caller's directory, or one made here."""
+        if named is None:
+            own = self._own_directory(sandbox_id)
+            paths.under_roots(str(own / MONITOR), [own.parent])
+            try:
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise Problem(Code.INVALID_PATH, f'"{own}": {error.strerror}; name a directory of your own') from None
+            return own
+        directory = paths.under_roots(named, self._roots())
+        paths.must_be_directory(directory)
+        paths.under_roots(str(directory / MONITOR), self._roots())
+        return directory
+
+    def _own_directory(self, sandbox_id: str) -> Path:
+        return self.settings.daemon.socket.parent / "vm" / sandbox_id
+
+    def _roots(self) -> tuple[Path, ...]:
+        return (*self.settings.daemon.vm_roots, self.settings.daemon.socket.parent)
+
+    def _spec_of(self, sandbox: Sandbox, like: SandboxSpec) -> SandboxSpec:
+        """The spec that *sandbox* was registered with, saying as much as *like* does."""
+        plan = sandbox.plan
+        monitor = Path(plan.vmm.monitor)
+        named = like.directory is not None and os.path.realpath(like.directory) == str(monitor.parent)
+        own = like.directory is None and monitor.parent == self._own_directory(sandbox.id)
+        return SandboxSpec(
+            hypervisor=like.hypervisor if like.hypervisor in (None, plan.config.hypervisor) else plan.config.hypervisor,
+            annotations=like.annotations if dict(like.annotations or {}) == plan.annotations else plan.annotations,
+            resources=plan.resources,
+            directory=like.directory if named or own else str(monitor.parent),
+        )
+
+    def _get(self, sandbox_id: str) -> Sandbox:
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
+            raise Problem(Code.NOT_FOUND, f'there is no sandbox "{sandbox_id}": register it with PUT first')
+        return sandbox
+
+
+def _vmm(boot: BootSize, monitor: str) -> view.Vmm:
+    return view.Vmm(
+        args=qemu_args.vmm_arguments(
+            vcpus=boot.vcpus,
+            max_vcpus=boot.max_vcpus,
+            memory_mib=boot.memory // MIB,
+            max_memory_mib=boot.max_memory // MIB,
+            memory_slots=boot.memory_slots,
+            monitor=monitor,
+        ),
+        kernel_params=list(qemu_args.KERNEL_PARAMS),
+        monitor=monitor,
+    )

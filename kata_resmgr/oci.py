@@ -1,0 +1,209 @@
+"""OCI ``linux.resources``: what of it bears on sizes, checked; everything else, kept as it came.
+
+A record is the JSON text that was given (or merged) plus :class:`Resources`, the typed view of it. The text is what
+is stored and returned, so members that this program does not know survive. The merge rules are SPEC 4.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+
+from kata_resmgr import cpuset
+from kata_resmgr.problem import At, Code, Problem
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Uint64 = Annotated[int, msgspec.Meta(ge=0)]
+_UINT64_MAX = 2**64 - 1  # msgspec takes no bound above int64; _within_uint64 enforces this one
+
+DEFAULT_PERIOD = 100_000
+"""Microseconds: the kernel's ``cpu.cfs_period_us`` where none is stated."""
+
+
+def _within_uint64(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value > _UINT64_MAX:
+            raise ValueError(f"`{name}` is {value}; at most {_UINT64_MAX} is allowed")
+
+
+class _Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A known object of the OCI runtime specification; its unknown members are not looked at here."""
+
+
+class _Cpu(_Wire, frozen=True):
+    shares: Uint64 | None = None
+    quota: Int64 | None = None
+    period: Uint64 | None = None
+    burst: Uint64 | None = None
+    realtime_runtime: Int64 | None = None
+    realtime_period: Uint64 | None = None
+    cpus: str | None = None
+    mems: str | None = None
+    idle: Int64 | None = None
+
+    def __post_init__(self) -> None:
+        _within_uint64(shares=self.shares, period=self.period, burst=self.burst, realtimePeriod=self.realtime_period)
+
+
+class _Memory(_Wire, frozen=True):
+    limit: Int64 | None = None
+    reservation: Int64 | None = None
+    swap: Int64 | None = None
+    kernel: Int64 | None = None
+    kernel_tcp: Int64 | None = msgspec.field(name="kernelTCP", default=None)
+    swappiness: Uint64 | None = None
+    disable_oom_killer: bool | None = msgspec.field(name="disableOOMKiller", default=None)
+    use_hierarchy: bool | None = None
+    check_before_update: bool | None = None
+
+    def __post_init__(self) -> None:
+        _within_uint64(swappiness=self.swappiness)
+
+
+class _HugepageLimit(_Wire, frozen=True):
+    page_size: str
+    limit: Uint64 | None = None
+
+    def __post_init__(self) -> None:
+        _within_uint64(limit=self.limit)
+
+
+class _Pids(_Wire, frozen=True):
+    limit: Int64 | None = None
+
+
+class _Resources(_Wire, frozen=True):
+    cpu: _Cpu | None = None
+    memory: _Memory | None = None
+    hugepage_limits: list[_HugepageLimit] | None = None
+    pids: _Pids | None = None
+    unified: dict[str, str] | None = None
+
+
+_NO_CPU = _Cpu()
+_NO_MEMORY = _Memory()
+_decoder = msgspec.json.Decoder(_Resources)
+_any_decoder = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What sizes are made of, in plain numbers."""
+
+    quota: int
+    """Microseconds a period; 0 not stated, negative unlimited."""
+    period: int
+    """Microseconds, 1 or more."""
+    shares: int
+    """0: not stated."""
+    cpus: frozenset[int]
+    """The cpuset; empty: not stated."""
+    memory: int
+    """Bytes; 0: unlimited."""
+    hugepages: int
+    """Bytes over all page sizes."""
+
+
+def decode(text: bytes, where: str = "/resources") -> Resources:
+    """The typed view of one ``linux.resources`` text.
+
+    *where* is the JSON pointer of the text in its body. Raises :class:`Problem` ``invalid_resources`` naming the
+    member where one has the wrong type, is out of its 64-bit range or is no list of ids.
+    """
+    try:
+        wire = _decoder.decode(text)
+        _any_decoder.decode(text)  # what the typed decoder skips must be sound too: it is merged and returned later
+    except msgspec.ValidationError as error:
+        _refuse(error, where)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid(where, f"not JSON: {error}") from None
+    cpu = wire.cpu or _NO_CPU
+    memory = wire.memory or _NO_MEMORY
+    if cpu.mems:
+        _ids(cpu.mems, f"{where}/cpu/mems")
+    return Resources(
+        quota=cpu.quota or 0,
+        period=cpu.period or DEFAULT_PERIOD,
+        shares=cpu.shares or 0,
+        cpus=_ids(cpu.cpus, f"{where}/cpu/cpus") if cpu.cpus else frozenset(),
+        memory=max(memory.limit or 0, 0),
+        hugepages=sum({h.page_size: h.limit or 0 for h in wire.hugepage_limits}.values())
+        if wire.hugepage_limits
+        else 0,
+    )
+
+
+def same(text: bytes, other: bytes) -> bool:
+    """Whether two texts say the same, however they are written."""
+    return text == other or bool(_any_decoder.decode(text) == _any_decoder.decode(other))
+
+
+def merge(old: bytes, update: bytes) -> bytes:
+    """*old* with *update* laid over it, member by member (SPEC 4).
+
+    Both are texts that :func:`decode` accepts. Absent, null, 0 (quota, period, shares, limit) and "" (cpus, mems)
+    keep the old value; huge page entries replace those of their size, and one with a limit of 0 or none removes it.
+    """
+    merged = _any_decoder.decode(old)
+    change = _any_decoder.decode(update)
+    for member, keeps in _KEEPING.items():
+        stated = change.get(member)
+        if isinstance(stated, dict):
+            change[member] = {key: value for key, value in stated.items() if key not in keeps or value}
+    hugepages = _merge_hugepages(merged.get("hugepageLimits"), change.pop("hugepageLimits", None))
+    _overlay(merged, change)
+    if hugepages:
+        merged["hugepageLimits"] = hugepages
+    else:
+        merged.pop("hugepageLimits", None)
+    return msgspec.json.encode(merged)
+
+
+_KEEPING = {"cpu": frozenset({"quota", "period", "shares", "cpus", "mems"}), "memory": frozenset({"limit"})}
+
+
+def _overlay(old: dict[str, Any], change: dict[str, Any]) -> None:
+    for key, value in change.items():
+        if value is None:
+            continue
+        present = old.get(key)
+        if isinstance(value, dict) and isinstance(present, dict):
+            _overlay(present, value)
+        else:
+            old[key] = value
+
+
+def _merge_hugepages(old: list[dict[str, Any]] | None, change: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    entries = {entry["pageSize"]: entry for entry in old or ()}
+    for entry in change or ():
+        if entry.get("limit"):
+            entries[entry["pageSize"]] = entry
+        else:
+            entries.pop(entry["pageSize"], None)
+    return list(entries.values())
+
+
+def _ids(text: str, pointer: str) -> frozenset[int]:
+    try:
+        return cpuset.parse(text)
+    except ValueError as error:
+        raise _invalid(pointer, str(error)) from None
+
+
+_PATH = re.compile(r" - at `\$?(.*)`$")
+
+
+def _refuse(error: msgspec.ValidationError, where: str) -> NoReturn:
+    """msgspec names the place as ``$.cpu.quota`` or ``$.hugepageLimits[...]``; callers get a JSON pointer."""
+    text = str(error)
+    match = _PATH.search(text)
+    path = match[1] if match else ""
+    members = [part for part in re.split(r"[.\[\]]", path) if part and part != "..."]
+    raise _invalid("/".join([where, *members]), text[: match.start()] if match else text)
+
+
+def _invalid(pointer: str, detail: str) -> Problem:
+    return Problem(Code.INVALID_RESOURCES, f"{pointer}: {detail}", at=(At(pointer, detail),))

@@ -1,0 +1,496 @@
+"""One sandbox: its containers, what they ask for, and the operations that change them.
+
+An operation edits the table, is refused before anything has changed or becomes the VM's new aim, and where it needs
+more than there is it waits for the VM. A failed one puts its own record back, at the moment it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from hypervisors.base import Hypervisor
+from kata_resmgr import demand, explain, oci, sizing, view
+from kata_resmgr.conditions import Conditions, Kind
+from kata_resmgr.config import OverMax, SandboxConfig
+from kata_resmgr.demand import ContainerTable, Record
+from kata_resmgr.lanes import Lanes
+from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sizing import BootSize, Declared, Note, Target
+from kata_resmgr.step import Removal
+from kata_resmgr.store import Attachment, SandboxRecord, Store
+from kata_resmgr.vm import Goal, Phase, Vm
+from kata_resmgr.weight import cpu_weight
+
+CONTAINERS_MAX = 200_000
+"""Containers of one sandbox: far beyond any pod, and a bound on what a caller can make the daemon keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a caller waits, in seconds; None: not given (API.md, ``deadline`` and ``wait``)."""
+
+    deadline: float | None = None
+    wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a change. *settled*: the wanted size is reached (else the answer is 202)."""
+
+    sandbox: view.Sandbox
+    settled: bool = True
+    created: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a sandbox is to be: what it was registered with, and what follows from that."""
+
+    config: SandboxConfig
+    resources: bytes | None
+    annotations: Mapping[str, str]
+    declared: Declared
+    boot: BootSize
+    notes: tuple[Note, ...]
+    vmm: view.Vmm
+
+
+NOT_RESIZED = Declared()
+
+
+class Sandbox:
+    """One sandbox. All methods belong to the event loop's thread and raise :class:`Problem`."""
+
+    def __init__(self, sandbox_id: str, plan: Plan, store: Store) -> None:
+        self.id = sandbox_id
+        self._store = store
+        self._table = ContainerTable()
+        self._lanes = Lanes()
+        self._life_cycle = asyncio.Lock()
+        self._generation = 0
+        self._attachment: Attachment | None = None
+        self._ever_attached = False
+        self._forgotten = False
+        self._register(plan)
+
+    # Life cycle
+
+    @property
+    def plan(self) -> Plan:
+        """What it was registered with, and the boot size that followed."""
+        return self._plan
+
+    @property
+    def socket(self) -> str | None:
+        """Where the attached VM is."""
+        return None if self._attachment is None else self._attachment.socket
+
+    @property
+    def phase(self) -> Phase:
+        return self._vm.phase
+
+    async def register_again(self, plan: Plan) -> None:
+        """Take *plan* in place of the present one; :class:`Problem` ``conflict`` once a VM has been attached."""
+        async with self._life_cycle:
+            self._must_be_known()
+            if self._ever_attached:
+                raise Problem(
+                    Code.CONFLICT,
+                    "a VM has been attached, so the size stays: repeat the PUT as it was, or delete the sandbox first",
+                )
+            self._register(plan)
+
+    def _register(self, plan: Plan) -> None:
+        self._plan = plan
+        self._boot = plan.boot
+        self._conditions = Conditions()
+        for note in plan.notes:
+            self._conditions.hold(Kind(note.type), note.reason, note.message)
+        self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals)
+        for name, record in tuple(self._table.records.items()):  # what counts depends on the configuration
+            self._table.set(name, self._record(record.text, "/resources"))
+        self._aim(self._assess())
+        self._generation += 1
+        self._keep()
+
+    async def attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> view.Sandbox:
+        """Drive this VM: connect, read back; converging goes on. The same VM again only reads back."""
+        async with self._life_cycle:
+            self._must_be_known()
+            if self._vm.held:
+                raise Problem(Code.HELD, "the sandbox is held: release it first, then attach", retry_after=1)
+            if self._vm.phase in (Phase.RUNNING, Phase.UNREACHABLE) and self._attachment is not None:
+                if not self._attachment.may_be(attachment):
+                    raise Problem(
+                        Code.CONFLICT, f"the VM at {self._attachment.socket} is attached: detach it first (DELETE vm)"
+                    )
+                await self._vm.read_back(self._end(Patience()))
+                self._attachment = attachment
+                self._learn_machine()
+            else:
+                await self._attach(attachment, open_driver)
+            self._aim(self._assess())
+            self._keep()
+            return self.state()
+
+    async def _attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> None:
+        self._attachment = attachment
+        try:
+            await self._vm.attach(open_driver)
+            machine = self._vm.machine
+            if attachment.pid is not None and machine is not None and machine.pid not in (None, attachment.pid):
+                raise Problem(
+                    Code.CONFLICT, f"pid {attachment.pid} was given, pid {machine.pid} answers: name the VMM's own"
+                )
+        except Problem:
+            await self._let_go()
+            raise
+        self._ever_attached = True
+
+    async def detach(self) -> None:
+        """Let go of the VM, which runs on."""
+        async with self._life_cycle:
+            await self._let_go()
+
+    async def forget(self) -> None:
+        """The sandbox is no more; the VM is left alone."""
+        async with self._life_cycle:
+            self._forgotten = True
+            await self._let_go()
+            self._store.forget_sandbox(self.id)
+
+    async def close(self) -> None:
+        """The daemon ends: let go of the VM, forget nothing."""
+        await self._vm.detach()
+
+    async def hold(self) -> view.Sandbox:
+        """No more calls to the hypervisor, from when this returns."""
+        self._must_be_known()
+        await self._vm.hold(self._end(Patience()))
+        self._keep()
+        return self.state()
+
+    def release(self) -> None:
+        """The end of the hold: read back and converge."""
+        if self._vm.held:
+            self._vm.release()
+            self._keep()
+
+    async def reconcile(self, patience: Patience) -> Outcome:
+        """Read back and converge now, shrinks included; without a wait the answer comes after the read-back."""
+        end = self._end(patience)
+        if self._vm.held:
+            raise Problem(Code.HELD, "the sandbox is held: release it first, then repeat", retry_after=1)
+        if self._vm.machine is None:
+            raise Problem(Code.CONFLICT, "no VM is attached: attach one first (PUT vm)")
+        self._vm.shrink_now()
+        await self._vm.read_back(end)
+        wait = patience.wait or 0
+        settled = await self._vm.until(Goal.CONVERGED, min(self._now() + wait, end), None, keeps=True)
+        return Outcome(self.state(), settled)
+
+    async def wait_for(self, goal: Goal, wait: float) -> view.Sandbox:
+        """The state once *goal* is reached, or after *wait* seconds with what is."""
+        await self._vm.until(goal, self._now() + wait, None, keeps=True)
+        return self.state()
+
+    # Containers
+
+    async def put(self, container_id: str, text: bytes, patience: Patience) -> tuple[view.Container, Outcome]:
+        """Create or replace one container."""
+        record = self._record(text, "/resources")
+        end = self._end(patience)
+        async with self._lanes.one(container_id, end):
+            present = self._table.get(container_id)
+            if present is not None and oci.same(present.text, text):
+                record, settled = present, await self._linger(patience, end)
+            else:
+                settled = await self._change({container_id: record}, patience, end)
+            outcome = Outcome(self.state(), settled, created=present is None)
+            return view.Container(container_id, msgspec.Raw(record.text)), outcome
+
+    async def patch(self, container_id: str, text: bytes, patience: Patience) -> tuple[view.Container, Outcome]:
+        """Merge *text* into what the container has."""
+        oci.decode(text)
+        end = self._end(patience)
+        async with self._lanes.one(container_id, end):
+            present = self._must_have(container_id)
+            merged = self._record(oci.merge(present.text, text), "/resources")
+            if oci.same(present.text, merged.text):
+                merged, settled = present, await self._linger(patience, end)
+            else:
+                settled = await self._change({container_id: merged}, patience, end)
+            return view.Container(container_id, msgspec.Raw(merged.text)), Outcome(self.state(), settled)
+
+    async def put_all(self, texts: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
+        """These containers and no others, in one resize."""
+        records = {name: self._record(bytes(text), f"/containers/{name}/resources") for name, text in texts.items()}
+        end = self._end(patience)
+        async with self._lanes.all(end):
+            changes: dict[str, Record | None] = {name: None for name in self._table if name not in records}
+            for name, record in records.items():
+                present = self._table.get(name)
+                if present is None or not oci.same(present.text, record.text):
+                    changes[name] = record
+            settled = await (self._change(changes, patience, end) if changes else self._linger(patience, end))
+            return Outcome(self.state(), settled)
+
+    async def delete(self, container_id: str, patience: Patience) -> Outcome:
+        """Remove one container; it never fails for want of anything, and removing what is absent is done already."""
+        end = self._end(patience)
+        async with self._lanes.one(container_id, end):
+            if self._table.get(container_id) is None:
+                settled = await self._linger(patience, end)
+            else:
+                settled = await self._change({container_id: None}, patience, end)
+            return Outcome(self.state(), settled)
+
+    def container(self, container_id: str) -> view.Container:
+        """One container, as given."""
+        return view.Container(container_id, msgspec.Raw(self._must_have(container_id).text))
+
+    def containers(self) -> dict[str, view.Container]:
+        """All containers."""
+        return {name: view.Container(name, msgspec.Raw(record.text)) for name, record in self._table.records.items()}
+
+    # What it tells
+
+    def state(self) -> view.Sandbox:
+        """The present state."""
+        vm, target, boot = self._vm, self._target, self._boot
+        plugged = vm.plugged
+        shares = self._sums.shares
+        attached = vm.machine is not None
+        return view.Sandbox(
+            id=self.id,
+            hypervisor=self._plan.config.hypervisor,
+            mode="static" if boot.static else "dynamic",
+            phase=vm.phase,
+            generation=self._generation,
+            boot=view.Boot(
+                vcpus=boot.vcpus,
+                max_vcpus=boot.max_vcpus,
+                memory_bytes=boot.memory,
+                max_memory_bytes=boot.max_memory,
+                memory_slots=boot.memory_slots,
+                memory_granularity_bytes=boot.granularity,
+            ),
+            vmm=self._plan.vmm,
+            vcpus=self._vcpus(),
+            memory=self._memory(),
+            satisfied=attached and vm.satisfied,
+            converged=attached and vm.converged,
+            surplus=view.Surplus(
+                vcpus=vm.surplus,
+                memory_bytes=max(0, plugged.memory - target.memory) if attached else 0,
+                reason=vm.surplus_reason,
+            ),
+            shares=shares,
+            cpu_weight=cpu_weight(shares),
+            conditions=self._conditions.listed(),
+            counts=view.Counts(containers=len(self._table)),
+        )
+
+    def explain(self) -> view.Explanation:
+        """Every step from the inputs to the present target."""
+        config, boot = self._plan.config, self._boot
+        return view.Explanation(
+            id=self.id,
+            inputs=explain.inputs(config, self._vm.machine),
+            explain=list(
+                explain.lines(config, boot, self._plan.declared, self._table.records, self._sums, self._target)
+            ),
+            vcpus=self._vcpus(),
+            memory=self._memory(),
+        )
+
+    def _vcpus(self) -> view.Vcpus:
+        exact = self._target.exact
+        return view.Vcpus(
+            exact=str(exact), desired=self._target.vcpus, plugged=len(self._vm.plugged.vcpus), pending=self._vm.pending
+        )
+
+    def _memory(self) -> view.Memory:
+        return view.Memory(desired=self._target.memory, plugged=self._vm.plugged.memory, pending=0)
+
+    # Changing the table
+
+    async def _change(self, changes: Mapping[str, Record | None], patience: Patience, end: float) -> bool:
+        """Carry out one operation; whether the wanted size is reached. Raises with everything as it was."""
+        self._must_be_known()
+        before = self._target
+        undone = self._edit(changes)
+        target = self._assess()
+        removes = all(record is None for record in changes.values())
+        rises = target.exact > before.exact
+        grows = rises and self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
+        try:
+            if not removes:
+                self._must_be_allowed(before, target)
+                if grows and (problem := self._vm.cannot_grow()) is not None:
+                    raise problem
+        except Problem:
+            self._edit(undone)
+            raise
+        self._generation += 1
+
+        def undo() -> None:
+            self._edit(undone)
+            self._generation += 1
+            self._aim(self._assess())
+
+        if not grows:
+            self._aim(target)
+            self._keep_containers(changes)
+            return await self._linger(patience, end) if patience.wait is not None else True
+        self._vm.try_again()
+        self._aim(target)
+        keeps = patience.wait is not None and self._now() + patience.wait < end
+        until = self._now() + patience.wait if patience.wait is not None and keeps else end
+        try:
+            settled = await self._vm.until(Goal.SATISFIED, until, undo, keeps)
+        except asyncio.CancelledError:
+            undo()
+            raise
+        self._keep_containers(changes)
+        return settled
+
+    async def _linger(self, patience: Patience, end: float) -> bool:
+        """The answer to what needs no vCPUs: at once, or with a wait when what is surplus has gone as well."""
+        vm = self._vm
+        if vm.machine is None:
+            return True
+        if patience.wait is None:
+            return vm.satisfied
+        vm.shrink_now()
+        goal = Goal.CONVERGED if vm.satisfied else Goal.SATISFIED
+        return await vm.until(goal, min(self._now() + patience.wait, end), None, keeps=True)
+
+    def _edit(self, changes: Mapping[str, Record | None]) -> dict[str, Record | None]:
+        """Change the table; what takes it back is returned."""
+        return {name: self._table.set(name, record) for name, record in changes.items()}
+
+    def _assess(self) -> Target:
+        """What the table asks for as it is now."""
+        self._sums = self._table.sums()
+        plan = self._plan
+        return sizing.target(plan.config, self._boot, plan.declared, NOT_RESIZED, self._sums)
+
+    def _must_be_allowed(self, before: Target, target: Target) -> None:
+        if len(self._table) > CONTAINERS_MAX:
+            raise Problem(Code.TOO_MANY, f"a sandbox has at most {CONTAINERS_MAX} containers: delete some first")
+        config = self._plan.config
+        if target.excess and config.over_max_vcpus is OverMax.REFUSE and target.exact > before.exact:
+            raise Problem(
+                Code.VCPU_LIMIT_EXCEEDED,
+                f"{sizing.number(target.exact)} vCPUs are above the maximum of {self._boot.max_vcpus}: ask for less, "
+                "or raise default_maxvcpus for new sandboxes",
+            )
+        if not self._boot.static and target.memory > self._boot.max_memory and target.memory > before.memory:
+            raise Problem(
+                Code.MEMORY_LIMIT_EXCEEDED,
+                f"{target.memory} bytes are above the maximum of {self._boot.max_memory}: ask for less, or raise "
+                "default_maxmemory for new sandboxes",
+            )
+
+    def _aim(self, target: Target) -> None:
+        """Make *target* what the VM is to become, and say what there is to say about it."""
+        self._target = target
+        conditions = self._conditions
+        if target.excess:
+            wanted = target.vcpus + target.excess
+            conditions.hold(Kind.CLAMPED, "demand", f"{wanted} vCPUs are asked for, the maximum is {target.vcpus}")
+        else:
+            conditions.clear(Kind.CLAMPED, "demand")
+        if self._boot.static:
+            excess = sizing.static_excess(self._plan.config, self._boot, self._plan.declared, self._sums)
+            conditions.only(
+                Kind.DEMAND_EXCEEDS_SIZE, excess.reason if excess else None, excess.message if excess else ""
+            )
+        memory = self._vm.plugged.memory
+        if self._vm.machine is not None and target.memory > memory:
+            text = f"{target.memory} bytes are asked for, {memory} are there; this driver does not add memory"
+            conditions.hold(Kind.HOTPLUG_UNSUPPORTED, "memory", text)
+        else:
+            conditions.clear(Kind.HOTPLUG_UNSUPPORTED, "memory")
+        self._vm.aim(target.vcpus)
+
+    # The VM's side
+
+    def _learn_machine(self) -> None:
+        """A machine is attached: cut the maximum to its own; one that cannot hot-plug is static from now on."""
+        machine = self._vm.machine
+        boot = self._plan.boot
+        if machine is None:
+            return
+        if not boot.static and not machine.vcpu_hotplug:
+            boot = replace(boot, static=True, max_vcpus=boot.vcpus)
+            self._conditions.hold(
+                Kind.HOTPLUG_UNSUPPORTED, "vcpus", "the machine has no vCPU hot-plug: it keeps its boot size"
+            )
+        elif not boot.static:
+            boot = replace(boot, max_vcpus=min(boot.max_vcpus, machine.max_vcpus))
+        if self._attachment is not None and self._attachment.memory_block is not None:
+            boot = replace(boot, granularity=max(boot.granularity, self._attachment.memory_block))
+        self._boot = boot
+        self._vm.resizes = not boot.static
+        self._aim(self._assess())
+
+    # Keeping
+
+    def _keep(self) -> None:
+        plan = self._plan
+        self._store.save_sandbox(
+            SandboxRecord(
+                id=self.id,
+                config=plan.config,
+                boot=plan.boot,
+                resources=plan.resources,
+                annotations=plan.annotations,
+                monitor=plan.vmm.monitor,
+                attachment=self._attachment,
+                held=self._vm.held,
+            )
+        )
+
+    def _keep_containers(self, changes: Mapping[str, Record | None]) -> None:
+        self._store.save_containers(
+            self.id, {name: None if record is None else record.text for name, record in changes.items()}
+        )
+
+    def _keep_removals(self, removals: Mapping[str, Removal]) -> None:
+        self._store.save_removals(self.id, removals)
+
+    # Small things
+
+    async def _let_go(self) -> None:
+        await self._vm.detach()
+        self._attachment = None
+        self._boot = self._plan.boot
+        self._aim(self._assess())
+        if not self._forgotten:
+            self._keep()
+
+    def _record(self, text: bytes, where: str) -> Record:
+        return Record(text, demand.of(oci.decode(text, where), self._plan.config.cpuset_sizing))
+
+    def _must_have(self, container_id: str) -> Record:
+        record = self._table.get(container_id)
+        if record is None:
+            raise Problem(Code.NOT_FOUND, f'sandbox "{self.id}" has no container "{container_id}": create it with PUT')
+        return record
+
+    def _must_be_known(self) -> None:
+        if self._forgotten:
+            raise Problem(Code.NOT_FOUND, f'sandbox "{self.id}" was deleted meanwhile')
+
+    def _end(self, patience: Patience) -> float:
+        """The loop time at which the operation's time is over, counted from now."""
+        return self._now() + (self._plan.config.deadline if patience.deadline is None else patience.deadline)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,236 @@
+"""How big the VM must be: boot size, demand, target. Pure rules over exact numbers (SPEC 5 and 6).
+
+Everything here is a function of the configuration, the declared size and the table's sums, so a restart, a dry run
+and a live sandbox come to the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from kata_resmgr.config import Base, OverMax, SandboxConfig
+from kata_resmgr.demand import Sums
+from kata_resmgr.problem import Code, Problem
+
+MIB = 1024 * 1024
+DIMM_GRANULARITY = 128 * MIB
+"""Bytes: the block that a Linux guest onlines where it tells no other; it drops an unaligned DIMM silently."""
+VIRTIO_MEM_GRANULARITY = 2 * MIB
+STATIC_MEMORY_FLOOR = 64 * MIB
+"""Bytes: less does not boot a guest."""
+STATIC_MACHINES = frozenset({"microvm"})
+"""Machine types without vCPU hot-plug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The size that a pod declares of itself; None where it declares none."""
+
+    vcpus: Fraction | None = None
+    memory: int | None = None
+    """Bytes, a multiple of 2 MiB."""
+
+    def __bool__(self) -> bool:
+        return self.vcpus is not None or self.memory is not None
+
+
+@dataclass(frozen=True, slots=True)
+class BootSize:
+    """What the VM is started with. It stays as it is for the VM's life."""
+
+    vcpus: int
+    max_vcpus: int
+    memory: int
+    """Bytes, as is *max_memory*."""
+    max_memory: int
+    memory_slots: int
+    granularity: int
+    """Bytes: memory beyond boot comes in multiples of it."""
+    static: bool
+    """Never resized (SPEC 6)."""
+    exact: Fraction
+    """What *vcpus* was rounded from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the present table asks for."""
+
+    exact: Fraction
+    """The bare demand, before floor and clamp."""
+    vcpus: int
+    memory: int
+    """Bytes."""
+    excess: int
+    """vCPUs that ceil(exact) is above the maximum; 0: not clamped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to tell about a size: the material of a condition (SPEC 13)."""
+
+    type: str
+    reason: str
+    message: str
+
+
+def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
+    """The size to start the VM with, and what there is to tell about it.
+
+    Raises :class:`Problem` ``memory_limit_exceeded``, ``vcpu_limit_exceeded`` or ``no_memory``.
+    """
+    unpluggable = config.machine_type in STATIC_MACHINES or config.confidential_guest
+    if config.static or unpluggable:
+        boot, notes = _static_boot(config, declared)
+        if not config.static:
+            why = "a confidential guest" if config.confidential_guest else f"machine type {config.machine_type}"
+            notes.append(Note("HotplugUnsupported", "vcpus", f"{why} cannot hot-plug: sized once, at boot"))
+        return boot, notes
+    return _dynamic_boot(config, declared)
+
+
+def _dynamic_boot(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
+    notes: list[Note] = []
+    exact = config.default_vcpus if declared.vcpus is None else declared.vcpus
+    wanted = max(ceil(exact), 1)
+    vcpus = min(wanted, config.default_maxvcpus)
+    if vcpus < wanted:
+        text = f"{wanted} vCPUs to boot with are above the maximum of {config.default_maxvcpus}"
+        if config.over_max_vcpus is OverMax.REFUSE:
+            raise Problem(Code.VCPU_LIMIT_EXCEEDED, f"{text}: declare less or raise default_maxvcpus")
+        notes.append(Note("Clamped", "boot", f"{text}; booting with {vcpus}"))
+    default_memory, max_memory = config.default_memory * MIB, config.default_maxmemory * MIB
+    memory = max(default_memory, declared.memory or 0)
+    if memory > max_memory:
+        raise Problem(
+            Code.MEMORY_LIMIT_EXCEEDED,
+            f"{memory // MIB} MiB to boot with are above the maximum of {config.default_maxmemory} MiB: "
+            "declare less or raise default_maxmemory",
+        )
+    return (
+        BootSize(
+            vcpus=vcpus,
+            max_vcpus=config.default_maxvcpus,
+            memory=memory,
+            max_memory=max_memory,
+            memory_slots=0 if memory == max_memory else config.memory_slots,
+            granularity=VIRTIO_MEM_GRANULARITY if config.enable_virtio_mem else DIMM_GRANULARITY,
+            static=False,
+            exact=exact,
+        ),
+        notes,
+    )
+
+
+def _static_boot(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
+    notes: list[Note] = []
+    if declared:
+        exact = max(config.overhead_vcpus + (declared.vcpus or 0), Fraction(1))
+        vcpus = ceil(exact)
+        memory = config.overhead_memory * MIB + (declared.memory or 0)
+        if 0 < memory < STATIC_MEMORY_FLOOR:
+            notes.append(
+                Note(
+                    "MemoryFloor",
+                    "memory",
+                    f"{memory // MIB} MiB are too few to boot with; {STATIC_MEMORY_FLOOR // MIB} MiB instead",
+                )
+            )
+            memory = STATIC_MEMORY_FLOOR
+    else:
+        exact = config.default_vcpus
+        vcpus = max(ceil(exact), 1)
+        memory = config.default_memory * MIB
+    if memory == 0:
+        raise Problem(
+            Code.NO_MEMORY, "the sandbox would boot with 0 MiB: set a limit, default_memory or overhead_memory"
+        )
+    above = [
+        text
+        for text, over in (
+            (f"{vcpus} vCPUs, the host has {config.host_cpus}", vcpus > config.host_cpus),
+            (f"{memory // MIB} MiB, the host has {config.host_memory}", memory > config.host_memory * MIB),
+        )
+        if over
+    ]
+    if above:
+        notes.append(Note("AboveHost", "boot", "; ".join(above)))
+    return (
+        BootSize(
+            vcpus=vcpus,
+            max_vcpus=vcpus,
+            memory=memory,
+            max_memory=max(memory, config.default_maxmemory * MIB),
+            memory_slots=0,
+            granularity=VIRTIO_MEM_GRANULARITY if config.enable_virtio_mem else DIMM_GRANULARITY,
+            static=True,
+            exact=exact,
+        ),
+        notes,
+    )
+
+
+def demand_vcpus(config: SandboxConfig, declared: Declared, sums: Sums) -> Fraction:
+    """``exact``: the bare demand of the containers in vCPUs."""
+    containers = sums.quota_vcpus + sums.cpuset_vcpus
+    if config.base is Base.MAX:
+        return containers if declared.vcpus is not None else max(containers, config.default_vcpus)
+    return max(config.default_vcpus, containers + (config.default_vcpus if sums.quota_vcpus else 0))
+
+
+def demand_memory(config: SandboxConfig, sums: Sums) -> int:
+    """The bare demand in bytes."""
+    return sums.memory + (config.default_memory * MIB if config.base is Base.ADD else 0)
+
+
+def target(config: SandboxConfig, boot: BootSize, declared: Declared, resized: Declared, sums: Sums) -> Target:
+    """What the VM should have now.
+
+    *declared* is the size known at boot, *resized* what a pod-level resize has raised it to (empty without one). The
+    maximum is ``boot.max_vcpus``, cut to the machine's once one is attached. In static mode the target is the boot
+    size, whatever is asked for. Memory may be above ``boot.max_memory``: the caller refuses that.
+    """
+    exact = demand_vcpus(config, resized if resized else declared, sums)
+    if boot.static:
+        return Target(exact=boot.exact, vcpus=boot.vcpus, memory=boot.memory, excess=0)
+    floor = max(boot.vcpus, ceil(resized.vcpus or 0), 1)
+    wanted = ceil(exact) if sums.containers else 0
+    need = max(demand_memory(config, sums), resized.memory or 0) - boot.memory
+    return Target(
+        exact=exact,
+        vcpus=min(max(wanted, floor), boot.max_vcpus),
+        memory=boot.memory + round_up(max(need, 0), boot.granularity),
+        excess=max(max(wanted, ceil(resized.vcpus or 0)) - boot.max_vcpus, 0),
+    )
+
+
+def static_excess(config: SandboxConfig, boot: BootSize, declared: Declared, sums: Sums) -> Note | None:
+    """In static mode: what the containers ask for beyond the fixed size, if they do (SPEC 6)."""
+    vcpus = sums.quota_vcpus + sums.cpuset_vcpus + (config.overhead_vcpus if declared else 0)
+    memory = sums.memory + (config.overhead_memory * MIB if declared else 0)
+    beyond = [
+        text
+        for text, over in (
+            (f"{number(vcpus)} vCPUs, fixed at {boot.vcpus}", vcpus > boot.vcpus),
+            (f"{memory} bytes, fixed at {boot.memory}", memory > boot.memory),
+        )
+        if over
+    ]
+    return Note("DemandExceedsSize", "static", "the containers ask for " + "; ".join(beyond)) if beyond else None
+
+
+def round_up(amount: int, unit: int) -> int:
+    """*amount* as the next multiple of *unit*."""
+    return -(-amount // unit) * unit
+
+
+def number(value: Fraction) -> str:
+    """A fraction as people write it: decimal where that is exact in a few digits, else as a fraction."""
+    for digits in range(7):
+        scaled = value * 10**digits
+        if scaled.denominator == 1:
+            text = f"{scaled.numerator:0{digits + 1}d}" if scaled >= 0 else str(float(value))
+            return text if digits == 0 else f"{text[:-digits]}.{text[-digits:]}"
+    return str(value)

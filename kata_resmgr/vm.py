@@ -1,0 +1,614 @@
+"""A sandbox's VM and the one loop that talks to its hypervisor: read, compare, one step, again (SPEC 7).
+
+The loop is told how many vCPUs are desired and makes it so. Operations never call a driver: they change what is
+desired and wait here until it is reached, refused, or their time is over. The rule for what to do next is
+:func:`kata_resmgr.step.next_step`; this module only carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import structlog
+
+from hypervisors.base import (
+    Accelerator,
+    Busy,
+    Change,
+    ConnectionLost,
+    GuestReset,
+    Hypervisor,
+    HypervisorError,
+    Machine,
+    Plugged,
+    Refused,
+    RemovalRefused,
+    SizeChanged,
+    TimedOut,
+    Unreachable,
+)
+from kata_resmgr.conditions import Conditions, Kind
+from kata_resmgr.config import SandboxConfig, TcgUnplug
+from kata_resmgr.problem import Code, Problem
+from kata_resmgr.process import Process
+from kata_resmgr.step import (
+    AddVcpus,
+    Grace,
+    Idle,
+    Removal,
+    RemoveVcpus,
+    Situation,
+    effective,
+    leavable,
+    next_step,
+    pause,
+    surplus_reason,
+)
+
+RECONNECT_FIRST = 0.1
+RECONNECT_LONGEST = 5.0
+"""Seconds between attempts to reach a VM again: doubled from the first to the longest."""
+
+NOTHING = Plugged(vcpus=(), memory=0)
+
+
+class Phase(StrEnum):
+    """API.md, ``phase``."""
+
+    SIZED = "sized"
+    RUNNING = "running"
+    HELD = "held"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+class Goal(StrEnum):
+    """What a caller waits for."""
+
+    SATISFIED = "satisfied"
+    CONVERGED = "converged"
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Somebody who waits for a goal. *undo* makes it an operation that fails when the goal cannot be reached."""
+
+    goal: Goal
+    future: asyncio.Future[bool]
+    undo: Callable[[], None] | None
+
+    def fail(self, problem: Problem) -> None:
+        """Put the operation's record back, and tell it why."""
+        if self.undo is not None:
+            self.undo()
+        self.future.set_exception(problem)
+
+
+class Vm:
+    """The VM of one sandbox, attached or not. All methods belong to the event loop's thread.
+
+    *on_machine* is called when a machine has been learned, before anything is compared with it; *keep* when the
+    removals have changed, before they are acted on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: SandboxConfig,
+        conditions: Conditions,
+        on_machine: Callable[[], None],
+        keep: Callable[[Mapping[str, Removal]], None],
+    ) -> None:
+        self._config = config
+        self._conditions = conditions
+        self._on_machine = on_machine
+        self._keep = keep
+        self.resizes = True
+        """Whether the VM may be resized at all; its sandbox says so."""
+        self._log = structlog.get_logger().bind(sandbox=name)
+        self._phase = Phase.SIZED
+        self._held = False
+        self._machine: Machine | None = None
+        self._process: Process | None = None
+        self._plugged = NOTHING
+        self._desired = 0
+        self._pending: dict[str, Removal] = {}
+        self._removed_any = False
+        self._grace = Grace()
+        self._grow_from = 0.0
+        self._refusals = 0
+        self._waiters: dict[_Waiter, None] = {}  # in order of arrival
+        self._driver: Hypervisor | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stale = True
+        self._reads = 0
+        self._read_waiters: list[asyncio.Future[None]] = []
+        self._lost: str | None = None
+        self._woken = False
+        self._sleeper: asyncio.Future[None] | None = None
+        self._quiet: asyncio.Future[None] | None = None
+
+    # What is
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.HELD if self._held and self._phase in (Phase.SIZED, Phase.RUNNING) else self._phase
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that is attached, also while it cannot be reached."""
+        return self._machine
+
+    @property
+    def plugged(self) -> Plugged:
+        """As last read; nothing before a VM is attached."""
+        return self._plugged
+
+    @property
+    def pending(self) -> int:
+        """Removals sent and not seen to end."""
+        return len(self._pending)
+
+    @property
+    def effective(self) -> int:
+        return effective(self._plugged, self._pending)
+
+    @property
+    def satisfied(self) -> bool:
+        return self.effective >= self._desired
+
+    @property
+    def converged(self) -> bool:
+        return self.satisfied and not self._pending and not leavable(self._situation(self._now()))
+
+    @property
+    def surplus(self) -> int:
+        return max(0, len(self._plugged.vcpus) - self._desired) if self._machine is not None else 0
+
+    @property
+    def surplus_reason(self) -> str | None:
+        now = self._now()
+        return surplus_reason(now, self._situation(now)) if self._machine is not None else None
+
+    def reached(self, goal: Goal) -> bool:
+        return self.satisfied if goal is Goal.SATISFIED else self.converged
+
+    def cannot_grow(self) -> Problem | None:
+        """Why a grow has to fail now, if it has to."""
+        if self._held:
+            return Problem(Code.HELD, "the sandbox is held: release it first, then repeat", retry_after=1)
+        if self._phase is Phase.LOST:
+            return Problem(
+                Code.HYPERVISOR_UNREACHABLE, "the VM's process is gone: attach a new VM (PUT vm)", retryable=False
+            )
+        if self._phase is Phase.UNREACHABLE:
+            return Problem(
+                Code.HYPERVISOR_UNREACHABLE,
+                f"no connection to the VM: {self._lost}; it is being retried",
+                retry_after=1,
+            )
+        if self._machine is not None and self.resizes and not self._growable():
+            return Problem(
+                Code.NOT_SUPPORTED,
+                "under TCG no vCPU can be plugged after one was removed (it would end QEMU): restart the VM",
+            )
+        return None
+
+    # What is asked of it
+
+    def aim(self, desired: int) -> None:
+        """From now on *desired* vCPUs are wanted; where that is less, the old size is kept for ``shrink_delay``."""
+        if desired != self._desired:
+            self._grace.note(self._desired, desired, self._now() + self._config.shrink_delay)
+            self._desired = desired
+            self._wake()
+        self._settle()
+
+    def try_again(self) -> None:
+        """An operation asks for vCPUs: do not wait out the pause after an earlier refusal."""
+        self._grow_from = 0.0
+        self._refusals = 0
+        self._wake()
+
+    def shrink_now(self) -> None:
+        """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
+        self._grace.end()
+        self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+        self._wake()
+
+    async def until(self, goal: Goal, end: float, undo: Callable[[], None] | None, keeps: bool) -> bool:
+        """Wait for *goal* until the loop time *end*; whether it was reached.
+
+        With *undo* this is an operation that grows the VM: a refusal fails it, and so does the end unless *keeps*
+        (then the change stands and goes on). *undo* has been called, at that very moment, when it raises
+        :class:`Problem`.
+        """
+        if self.reached(goal):
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(goal, loop.create_future(), undo)
+        self._waiters[waiter] = None
+        timer = loop.call_at(end, self._end_wait, waiter, keeps)
+        try:
+            return await waiter.future
+        finally:
+            timer.cancel()
+            del self._waiters[waiter]
+
+    async def attach(self, open_driver: Callable[[], Hypervisor]) -> None:
+        """Connect and read back; from then on the loop converges. Not attached when it raises :class:`Problem`."""
+        await self.detach()
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(open_driver, first))
+        try:
+            await first
+        except HypervisorError as error:
+            await self.detach()
+            code = Code.MONITOR_BUSY if isinstance(error, Busy) else Code.HYPERVISOR_UNREACHABLE
+            raise Problem(code, f"the VM cannot be attached: {error}", retry_after=1) from error
+
+    async def detach(self) -> None:
+        """Let go of the VM, which runs on. Operations that still wait for it fail."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        self._fail_growers(
+            lambda: Problem(Code.HYPERVISOR_UNREACHABLE, "the VM was detached meanwhile", retryable=False)
+        )
+        self._phase = Phase.SIZED
+        self._machine = self._process = None
+        self._plugged = NOTHING
+        self._removed_any = False
+        self._lost = None
+        if self._pending:
+            self._pending = {}
+            self._keep(self._pending)
+        for kind in (Kind.UNREACHABLE, Kind.LOST, Kind.SURPLUS, Kind.GROW_FAILED, Kind.FOREIGN_CHANGE):
+            self._conditions.only(kind, None)
+
+    async def hold(self, end: float) -> None:
+        """No calls to the hypervisor from when this returns; operations that wait for it fail.
+
+        Raises :class:`Problem` ``hypervisor_timeout``, and is not held, where a call under way has not ended by then.
+        """
+        self._held = True
+        self._conditions.only(Kind.HELD, "hold", "no calls to the hypervisor until the hold ends")
+        self._fail_growers(lambda: Problem(Code.HELD, "the sandbox was put on hold meanwhile", retry_after=1))
+        if self._task is None or self._phase is Phase.LOST:
+            return
+        if self._quiet is None:
+            self._quiet = asyncio.get_running_loop().create_future()
+        self._wake()
+        done, _ = await asyncio.wait([self._quiet], timeout=max(end - self._now(), 0))
+        if not done:
+            self.release()
+            raise Problem(Code.HYPERVISOR_TIMEOUT, "a call to the hypervisor has not ended in time; not held: repeat")
+
+    def release(self) -> None:
+        """Read back and converge again."""
+        self._held = False
+        self._quiet = None
+        self._conditions.only(Kind.HELD, None)
+        self._stale = True
+        self._wake()
+
+    async def read_back(self, end: float) -> None:
+        """Read what the VM has, and let a foreign change no longer stand in the way.
+
+        Raises :class:`Problem` where it cannot be read by then.
+        """
+        self._conditions.only(Kind.FOREIGN_CHANGE, None)
+        self.try_again()
+        if (problem := self.cannot_grow()) is not None and problem.code is not Code.NOT_SUPPORTED:
+            raise problem
+        self._stale = True
+        read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._read_waiters.append(read)
+        self._wake()
+        done, _ = await asyncio.wait([read], timeout=max(end - self._now(), 0))
+        if not done:
+            self._read_waiters.remove(read)
+            raise Problem(Code.HYPERVISOR_TIMEOUT, "the VM could not be read in time: repeat later")
+
+    # The loop
+
+    async def _run(self, open_driver: Callable[[], Hypervisor], first: asyncio.Future[None]) -> None:
+        attempts = 0
+        while True:
+            driver = open_driver()
+            try:
+                await self._connect(driver)
+                attempts = 0
+                if not first.done():
+                    first.set_result(None)
+                await self._converge(driver)
+            except HypervisorError as error:
+                if not first.done():
+                    first.set_exception(error)
+                    return
+                self._unreachable(error)
+            except Exception as error:
+                # A defect of ours must end neither this sandbox nor the daemon: tell, reconnect, read back.
+                self._log.exception("the loop failed")
+                failure = Unreachable(f"internal error: {error!r}")
+                if not first.done():
+                    first.set_exception(failure)
+                    return
+                self._unreachable(failure)
+            finally:
+                self._driver = None
+                if not first.done():  # cancelled before the VM was reached
+                    first.set_exception(Unreachable("detached meanwhile"))
+                await driver.close()
+            await self._pause(min(RECONNECT_FIRST * 2.0**attempts, RECONNECT_LONGEST))
+            attempts += 1
+            if self._process is not None and not self._process.lives():
+                self._set_lost("the VM's process is gone")
+                return
+
+    async def _connect(self, driver: Hypervisor) -> None:
+        self._lost = None
+        self._driver = driver
+
+        def hear(change: Change) -> None:
+            if driver is self._driver:
+                self._hear(change)
+
+        machine = await driver.connect(hear)
+        process = Process.of(machine.pid) if machine.pid is not None else None
+        plugged = await driver.read()
+        if self._machine is not None and (machine.identity, process) != (self._machine.identity, self._process):
+            raise Unreachable("another VM answers at this socket")
+        self._machine, self._process = machine, process
+        self._stale = False
+        self._phase = Phase.RUNNING
+        self._conditions.only(Kind.UNREACHABLE, None)
+        self._log.info("attached", pid=machine.pid, vcpus=len(plugged.vcpus), max_vcpus=machine.max_vcpus)
+        self._on_machine()
+        self._observe(plugged)
+
+    async def _converge(self, driver: Hypervisor) -> None:
+        while True:
+            if self._lost is not None:
+                raise Unreachable(self._lost)
+            if self._held:
+                await self._pause(0)
+            elif self._stale:
+                self._stale = False
+                self._observe(await driver.read())
+            else:
+                now = self._now()
+                step = next_step(now, self._situation(now))
+                if isinstance(step, AddVcpus):
+                    await self._grow(driver, step.count)
+                elif isinstance(step, RemoveVcpus):
+                    await self._ask_to_leave(driver, step.ids)
+                else:
+                    await self._rest(step)
+
+    async def _grow(self, driver: Hypervisor, count: int) -> None:
+        before = len(self._plugged.vcpus)
+        try:
+            plugged = await driver.add_vcpus(count)
+        except Refused as error:
+            plugged = await driver.read()
+            refusal: str | None = str(error)
+        else:
+            came = len(plugged.vcpus) - before
+            refusal = None if came >= count else f"{count} vCPUs were accepted, and {came} are there"
+        self._log.info("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
+        self._observe(plugged)
+        if refusal is None:
+            self._refusals = 0
+            self._conditions.only(Kind.FOREIGN_CHANGE, None)
+        else:
+            self._refused(refusal)
+
+    async def _ask_to_leave(self, driver: Hypervisor, ids: tuple[str, ...]) -> None:
+        now = self._now()
+        for vcpu in ids:
+            known = self._pending.get(vcpu)
+            self._pending[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
+        self._removed_any = True
+        self._keep(self._pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
+        self._log.info("removing", vcpus=ids)
+        try:
+            await driver.start_removing_vcpus(ids)
+        except Refused as error:
+            for vcpu in ids:
+                self._told_no(vcpu, str(error))
+
+    async def _rest(self, step: Idle) -> None:
+        """Nothing to do for now: say why what is surplus is still there, and sleep."""
+        reason = self.surplus_reason
+        self._conditions.only(
+            Kind.SURPLUS,
+            None if reason == "grace" else reason,
+            f"{len(self._plugged.vcpus)} vCPUs plugged, {self._desired} desired, {len(self._pending)} being removed",
+        )
+        if self.satisfied:
+            self._conditions.only(Kind.GROW_FAILED, None)
+        self._settle()
+        await self._sleep(step.until)
+
+    # What the loop learns
+
+    def _hear(self, change: Change) -> None:
+        match change:
+            case SizeChanged():
+                self._stale = True
+            case RemovalRefused(id=vcpu, reason=reason):
+                self._told_no(vcpu, reason)
+            case GuestReset():
+                self._stale = True
+                self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+                self._log.info("the guest was reset")
+            case ConnectionLost(reason=reason):
+                self._lost = reason
+        self._wake()
+
+    def _told_no(self, vcpu: str, reason: str) -> None:
+        removal = self._pending.get(vcpu)
+        if removal is not None:
+            self._pending[vcpu] = removal.told_no(reason)
+            self._log.info("removal refused", vcpu=vcpu, reason=reason)
+
+    def _observe(self, plugged: Plugged) -> None:
+        """What the VM has now. Removals whose vCPU is gone are proved, and only those are struck out."""
+        before, self._plugged = self._plugged, plugged
+        ids = {vcpu.id for vcpu in plugged.vcpus}
+        if before is not NOTHING:
+            self._look_for_foreign_changes(before, plugged, ids)
+        if gone := [vcpu for vcpu in self._pending if vcpu not in ids]:
+            for vcpu in gone:
+                del self._pending[vcpu]
+            self._keep(self._pending)
+            self._log.info("removed", vcpus=gone, left=len(ids))
+        for read in self._read_waiters:
+            if not read.done():
+                read.set_result(None)
+        self._read_waiters.clear()
+        self._settle()
+
+    def _look_for_foreign_changes(self, before: Plugged, after: Plugged, ids: set[str]) -> None:
+        """What came that is not ours, or went without being asked, is somebody else's doing: taken as it is."""
+        known = {vcpu.id for vcpu in before.vcpus}
+        came = [vcpu.id for vcpu in after.vcpus if not vcpu.ours and vcpu.id not in known]
+        went = [vcpu for vcpu in known if vcpu not in ids and vcpu not in self._pending]
+        if came or went:
+            message = f"changed by somebody else: {len(before.vcpus)} vCPUs before, {len(after.vcpus)} now"
+            self._conditions.only(Kind.FOREIGN_CHANGE, "vcpus", message)
+            self._log.warning("foreign change", came=came, went=went)
+        if went:
+            self._grow_from = float("inf")  # no fight: until the next operation or reconcile
+
+    def _refused(self, refusal: str) -> None:
+        """A step was refused: every operation that still waits for more than what is plugged fails."""
+        if self.satisfied:
+            return
+        self._refusals += 1
+        self._fail_growers(lambda: Problem(Code.HYPERVISOR_REFUSED, f"the hypervisor refused: {refusal}"))
+        if not self.satisfied:
+            self._grow_from = self._now() + pause(self._refusals)
+            self._conditions.only(Kind.GROW_FAILED, "refused", refusal)
+
+    def _unreachable(self, error: HypervisorError) -> None:
+        if self._phase is not Phase.UNREACHABLE:
+            self._log.warning("unreachable", reason=str(error))
+        self._phase = Phase.UNREACHABLE
+        self._lost = str(error)
+        self._conditions.only(Kind.UNREACHABLE, "connection", self._lost)
+        late = isinstance(error, TimedOut)
+        code = Code.HYPERVISOR_TIMEOUT if late else Code.HYPERVISOR_UNREACHABLE
+        self._fail_growers(lambda: Problem(code, f"the VM cannot be reached: {error}", retry_after=1))
+
+    def _set_lost(self, reason: str) -> None:
+        self._phase = Phase.LOST
+        self._lost = reason
+        self._log.warning("lost", reason=reason)
+        self._conditions.only(Kind.UNREACHABLE, None)
+        self._conditions.only(Kind.LOST, "process", f"{reason}: attach a new VM, or delete the sandbox")
+
+    # Waiting
+
+    def _settle(self) -> None:
+        """Tell those whose goal is reached."""
+        for waiter in self._waiters:
+            if not waiter.future.done() and self.reached(waiter.goal):
+                waiter.future.set_result(True)
+
+    def _fail_growers(self, problem: Callable[[], Problem]) -> None:
+        """Each undoes its own record only, here and now: before the loop takes its next step.
+
+        The youngest first: what it gives up may be all that an older one lacked.
+        """
+        for waiter in reversed(tuple(self._waiters)):
+            if waiter.undo is not None and not waiter.future.done():
+                waiter.fail(problem())
+
+    def _end_wait(self, waiter: _Waiter, keeps: bool) -> None:
+        if waiter.future.done():
+            return
+        if waiter.undo is None or keeps:
+            waiter.future.set_result(False)
+            return
+        lacking = self._desired - self.effective
+        free = (self._machine.max_vcpus if self._machine else 0) - len(self._plugged.vcpus)
+        if self._pending and free < lacking:
+            age = self._now() - min(removal.first for removal in self._pending.values())
+            problem = Problem(
+                Code.SHRINK_PENDING,
+                f"{lacking} more vCPUs need the slots of {len(self._pending)} whose removal the guest has not finished "
+                f"for {age:.1f} s: repeat later",
+                retry_after=1,
+            )
+        else:
+            problem = Problem(
+                Code.HYPERVISOR_TIMEOUT,
+                f"{self.effective} of {self._desired} vCPUs by the deadline; the table is as before: repeat, or allow "
+                "a longer deadline",
+            )
+        waiter.fail(problem)
+
+    def _situation(self, now: float) -> Situation:
+        return Situation(
+            desired=self._desired,
+            plugged=self._plugged,
+            max_vcpus=self._machine.max_vcpus if self._machine is not None else 0,
+            pending=self._pending,
+            keep=self._grace.highest(now),
+            keep_until=self._grace.ends(),
+            grow_from=self._grow_from,
+            removable=self._removable(),
+            growable=self._growable(),
+        )
+
+    def _removable(self) -> bool:
+        machine = self._machine
+        if machine is None or not self.resizes:
+            return False
+        return machine.accelerator is not Accelerator.TCG or self._config.tcg_unplug is TcgUnplug.ONCE
+
+    def _growable(self) -> bool:
+        machine = self._machine
+        if machine is None or not self.resizes:
+            return False
+        return machine.accelerator is not Accelerator.TCG or not self._removed_any
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _wake(self) -> None:
+        self._woken = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def _pause(self, seconds: float) -> None:
+        """No calls to the hypervisor for so long, and while it is held."""
+        end = self._now() + seconds
+        while self._held or self._now() < end:
+            if self._held and self._quiet is not None and not self._quiet.done():
+                self._quiet.set_result(None)
+            await self._sleep(None if self._held else end)
+
+    async def _sleep(self, until: float | None) -> None:
+        """Until woken (also by what happened while the loop was busy), or until that time."""
+        if not self._woken:
+            loop = asyncio.get_running_loop()
+            self._sleeper = loop.create_future()
+            timer = None if until is None else loop.call_at(until, self._wake)
+            try:
+                await self._sleeper
+            finally:
+                self._sleeper = None
+                if timer is not None:
+                    timer.cancel()
+        self._woken = False
