@@ -81,10 +81,10 @@ class _Waiter:
     undo: Callable[[], None] | None
 
     def fail(self, problem: Problem) -> None:
-        """Put the operation's record back, and tell it why."""
+        """Tell the operation why, and put its record back."""
+        self.future.set_exception(problem)  # before the undoing, which would find that its goal is reached
         if self.undo is not None:
             self.undo()
-        self.future.set_exception(problem)
 
 
 class Vm:

@@ -1,0 +1,102 @@
+"""One sandbox on one fake VM, as the tests of this folder drive it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from hypervisors.fake import FakeHypervisor, FakeVm
+from kata_resmgr import config as configuration
+from kata_resmgr import declared, oci, sizing, view
+from kata_resmgr.host import Host
+from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
+from kata_resmgr.sizing import Declared
+from kata_resmgr.store import Attachment, MemoryStore
+
+NO_PATIENCE = Patience()
+HOST = Host(cpus=16, memory=65536)
+
+
+def cpus(count: float | str, **more: object) -> bytes:
+    """Resources with a quota of so many CPUs."""
+    return json.dumps({"cpu": {"quota": round(float(count) * 100_000), "period": 100_000}, **more}).encode()
+
+
+def make_plan(toml: str = "", resources: bytes | None = None, host: Host = HOST) -> Plan:
+    """What a sandbox is registered with under this configuration."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(toml)
+        file.flush()
+        settings = configuration.load(Path(file.name), host)
+    effective = settings.for_sandbox("qemu")
+    size = Declared()
+    if resources is not None:
+        size = declared.of_resources(oci.decode(resources), effective.cpuset_sizing)
+    boot, notes = sizing.boot_size(effective, size)
+    vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
+    return Plan(effective, resources, {}, size, boot, tuple(notes), vmm)
+
+
+class Rig:
+    """A sandbox, its VM and its store."""
+
+    def __init__(self, vm: FakeVm, plan: Plan, driver_timeout: float = 5.0) -> None:
+        self.vm = vm
+        self.store = MemoryStore()
+        self.sandbox = Sandbox("s1", plan, self.store)
+        self._driver_timeout = driver_timeout
+
+    async def attach(self) -> view.Sandbox:
+        return await self.sandbox.attach(
+            Attachment("/run/s1.sock", None, None), lambda: FakeHypervisor(self.vm, timeout=self._driver_timeout)
+        )
+
+    async def put(self, name: str, resources: bytes, patience: Patience = NO_PATIENCE) -> Outcome:
+        return (await self.sandbox.put(name, resources, patience))[1]
+
+    async def patch(self, name: str, resources: bytes, patience: Patience = NO_PATIENCE) -> Outcome:
+        return (await self.sandbox.patch(name, resources, patience))[1]
+
+    async def delete(self, name: str, patience: Patience = NO_PATIENCE) -> Outcome:
+        return await self.sandbox.delete(name, patience)
+
+    @property
+    def state(self) -> view.Sandbox:
+        return self.sandbox.state()
+
+    @property
+    def plugged(self) -> int:
+        return len(self.vm.vcpus)
+
+    def condition(self, kind: str) -> view.Condition | None:
+        return next((condition for condition in self.state.conditions if condition.type == kind), None)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the virtual clock run on."""
+        await asyncio.sleep(seconds)
+
+
+@asynccontextmanager
+async def rig(
+    toml: str = "",
+    vm: FakeVm | None = None,
+    *,
+    attached: bool = True,
+    resources: bytes | None = None,
+    driver_timeout: float = 5.0,
+) -> AsyncIterator[Rig]:
+    """A sandbox with an attached VM; nothing of it is left afterwards."""
+    made = Rig(vm or FakeVm(boot_vcpus=1, max_vcpus=8), make_plan(toml, resources), driver_timeout)
+    before = asyncio.all_tasks()
+    if attached:
+        await made.attach()
+    try:
+        yield made
+    finally:
+        await made.sandbox.close()
+    left = asyncio.all_tasks() - before
+    assert not left, f"left behind: {left}"
