@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 .PHONY: venv demo test lint bench clean
 
 venv: $(READY)
+	@:
 
 $(READY): pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" sh .ci/venv $(VENV)
