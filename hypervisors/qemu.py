@@ -223,8 +223,9 @@ class QemuHypervisor:
         self._silent_calls = 0
         self._machine: Machine | None = None
         self._slots: list[_Slot] = []
+        # Who is plugged, by QOM path, and what sits in each slot: None until it has been read who.
         self._present: dict[str, _Seated] = {}
-        self._occupied: dict[int, str] = {}
+        self._occupied: dict[int, str | None] = {}
         self._highest = 0
         self._adding = False
         self._last_departed = ""
@@ -330,8 +331,8 @@ class QemuHypervisor:
             self._tell(ConnectionLost(self._end))
         self._listener = None
 
-    async def _break(self, reason: str) -> None:
-        """End the session, if there is one, for *reason*."""
+    async def _break(self, reason: str = "") -> None:
+        """End the session, if there is one, and wait until it has ended; for *reason*, if it did not end by itself."""
         watcher, connection = self._watcher, self._connection
         if watcher is None or connection is None:
             return
@@ -359,7 +360,7 @@ class QemuHypervisor:
                 await self._break(f"no answer to {_SILENT_CALLS} calls in a row")
             raise TimedOut(f"{self._path}: {call}: no answer in {self._timeout:g} s") from None
         except (ExecInterruptedError, StateError):
-            await self._break("disconnected")
+            await self._break()
             raise Unreachable(f"{self._path}: {call}: {self._end}") from None
         except (BadReplyError, msgspec.ValidationError) as error:
             await self._break(f"an answer that cannot be understood: {_cut(error)}")
@@ -484,7 +485,8 @@ class QemuHypervisor:
         path = self._occupied.get(slot)
         if ost.source == _INSERTED:
             # While we add, the read-back that follows shows whatever was inserted, by whomever.
-            if path is None and not self._adding:
+            if 0 <= slot < len(self._slots) and slot not in self._occupied and not self._adding:
+                self._occupied[slot] = None
                 self._tell(SizeChanged())
         elif ost.source == _EJECTING and path is not None:
             if ost.status == _SUCCESS:

@@ -1,0 +1,53 @@
+"""The arguments; that a QEMU takes them is shown by the behaviour tests, which start theirs with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hypervisors.qemu_args import KERNEL_PARAMS, vmm_arguments
+
+
+def test_a_machine_that_can_grow() -> None:
+    assert vmm_arguments(3, 8, 2048, 16384, 10, "/run/vm/m.sock") == [
+        "-smp",
+        "3,maxcpus=8",
+        "-m",
+        "2048M,slots=10,maxmem=16384M",
+        "-chardev",
+        "socket,id=resmgr,path=/run/vm/m.sock,server=on,wait=off",
+        "-mon",
+        "chardev=resmgr,mode=control",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_memory", "slots"),
+    [pytest.param(16384, 0, id="no slots"), pytest.param(2048, 10, id="boot memory is the maximum")],
+)
+def test_memory_that_cannot_grow_is_only_a_size(max_memory: int, slots: int) -> None:
+    arguments = vmm_arguments(3, 3, 2048, max_memory, slots, "/m")
+
+    assert arguments[arguments.index("-m") + 1] == "2048M"
+    assert arguments[arguments.index("-smp") + 1] == "3,maxcpus=3"
+
+
+def test_commas_in_the_path_are_doubled() -> None:
+    assert "socket,id=resmgr,path=/a,,b,,,,c,server=on,wait=off" in vmm_arguments(1, 1, 64, 64, 0, "/a,b,,c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((0, 4, 64, 64, 0, "/m"), "vcpus is 0"),
+        ((5, 4, 64, 64, 0, "/m"), "vcpus is 5"),
+        ((1, 1, 0, 64, 0, "/m"), "memory_mib is 0"),
+        ((1, 1, 65, 64, 0, "/m"), "memory_mib is 65"),
+    ],
+)
+def test_a_size_above_its_maximum_is_a_mistake(arguments: tuple[int, int, int, int, int, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        vmm_arguments(*arguments)
+
+
+def test_plugged_memory_comes_up_movable() -> None:
+    assert KERNEL_PARAMS == ("memhp_default_state=online_movable",)

@@ -1,0 +1,529 @@
+"""The QEMU driver and a monitor that misbehaves: no hang, no leak, one hint, and errors of the one tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hypervisors.base import (
+    Accelerator,
+    Busy,
+    ConnectionLost,
+    GuestReset,
+    Refused,
+    RemovalRefused,
+    SizeChanged,
+    TimedOut,
+    Unreachable,
+    Unsupported,
+)
+from hypervisors.qemu import QemuHypervisor
+from tests.drivers.backends import Hints
+from tests.fakes.qmp_server import GREETING, ID, UUID, QmpServer, refusal
+
+SHORT = 0.1
+"""Seconds: the driver's deadline where a test waits for it to pass."""
+LONG = 5.0
+
+NOT_FOUND = refusal("The command has not been found", "CommandNotFound")
+
+
+@pytest.fixture
+async def server(directory: Path) -> AsyncIterator[QmpServer]:
+    async with QmpServer(directory / "m") as server:
+        yield server
+
+
+@pytest.fixture
+def hints() -> Hints:
+    return Hints()
+
+
+@pytest.fixture
+async def driver(server: QmpServer, hints: Hints) -> AsyncIterator[QemuHypervisor]:
+    """Connected, with a long deadline; what it sent until now is forgotten."""
+    driver = QemuHypervisor(server.path, timeout=LONG, greeting_timeout=LONG)
+    await driver.connect(hints)
+    server.sent()
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+async def impatient(server: QmpServer, hints: Hints) -> AsyncIterator[QemuHypervisor]:
+    """Connected, with a short deadline."""
+    driver = QemuHypervisor(server.path, timeout=SHORT, greeting_timeout=LONG)
+    await driver.connect(hints)
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_behind() -> AsyncIterator[None]:
+    """Neither tasks nor descriptors may outlive a test and its fixtures."""
+    descriptors = _descriptors()
+    yield
+    for _ in range(3):  # closed transports let go of their sockets in a later turn of the loop
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert _descriptors() == descriptors
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# Connecting
+
+
+async def test_the_machine_is_learnt(server: QmpServer) -> None:
+    driver = QemuHypervisor(server.path)
+    machine = await driver.connect(Hints())
+    await driver.close()
+
+    assert machine.identity == UUID
+    assert machine.pid == os.getpid()
+    assert server.sent() == [
+        "qmp_capabilities",
+        "query-uuid",
+        "query-kvm",
+        "query-hotpluggable-cpus",
+        "query-memory-size-summary",
+        "query-cpus-fast",
+    ]
+
+
+async def test_a_machine_without_uuid_has_no_identity(server: QmpServer) -> None:
+    server.uuid = "00000000-0000-0000-0000-000000000000"
+    driver = QemuHypervisor(server.path)
+
+    assert (await driver.connect(Hints())).identity == ""
+    await driver.close()
+
+
+@pytest.mark.parametrize("answer", [None, NOT_FOUND], ids=["off", "not built in"])
+async def test_what_is_not_kvm_is_tcg(server: QmpServer, answer: bytes | None) -> None:
+    server.kvm = False
+    if answer is not None:
+        server.spoil("query-kvm", answer)
+    driver = QemuHypervisor(server.path)
+
+    assert (await driver.connect(Hints())).accelerator is Accelerator.TCG
+    await driver.close()
+
+
+async def test_a_machine_without_hotplug(directory: Path) -> None:
+    async with QmpServer(directory / "m", boot_vcpus=2) as server:
+        server.spoil("query-hotpluggable-cpus", NOT_FOUND)
+        driver = QemuHypervisor(server.path)
+
+        machine = await driver.connect(Hints())
+
+        assert (machine.max_vcpus, machine.vcpu_hotplug) == (2, False)
+        with pytest.raises(Unsupported):
+            await driver.add_vcpus(1)
+        await driver.close()
+
+
+@pytest.mark.parametrize("name", ["absent", "x" * 200, "nul\0"], ids=["absent", "too long", "nul"])
+async def test_nobody_there(directory: Path, name: str) -> None:
+    with pytest.raises(Unreachable):
+        await QemuHypervisor(directory / name).connect(Hints())
+
+
+async def test_not_a_socket(directory: Path) -> None:
+    (directory / "m").write_text("")
+
+    with pytest.raises(Unreachable):
+        await QemuHypervisor(directory / "m").connect(Hints())
+
+
+@pytest.mark.parametrize("greeting", [b"", GREETING[:20]], ids=["none", "half"])
+async def test_no_greeting_is_a_busy_monitor(server: QmpServer, greeting: bytes) -> None:
+    server.greeting = greeting
+
+    with pytest.raises(Busy, match="another client"):
+        await QemuHypervisor(server.path, greeting_timeout=SHORT).connect(Hints())
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [b"SSH-2.0-OpenSSH_9.2\r\n", b'{"event": "RESET"}\r\n', b"[]\r\n", b"\xff\xfe\r\n", b"[" * 100_000 + b"\r\n"],
+    ids=["another protocol", "no greeting", "no object", "not UTF-8", "deep"],
+)
+async def test_a_greeting_that_is_none(server: QmpServer, greeting: bytes) -> None:
+    server.greeting = greeting
+
+    with pytest.raises(Unreachable):
+        await QemuHypervisor(server.path).connect(Hints())
+
+
+@pytest.mark.parametrize("command", ["qmp_capabilities", "query-uuid", "query-cpus-fast"])
+async def test_silence_while_connecting_lets_go_of_the_monitor(server: QmpServer, command: str) -> None:
+    server.spoil(command, b"")
+    hints = Hints()
+    driver = QemuHypervisor(server.path, timeout=SHORT, greeting_timeout=SHORT)
+
+    with pytest.raises(TimedOut):
+        await driver.connect(hints)
+
+    await driver.connect(hints)
+    assert len((await driver.add_vcpus(1)).vcpus) == 2
+    await driver.close()
+    assert hints.heard == []
+
+
+@pytest.mark.parametrize("command", ["qmp_capabilities", "query-uuid", "query-cpus-fast"])
+async def test_a_hang_up_while_connecting_is_an_error_and_no_hint(server: QmpServer, command: str) -> None:
+    server.spoil(command, b"", hang_up=True)
+    hints = Hints()
+    driver = QemuHypervisor(server.path)
+
+    with pytest.raises(Unreachable):
+        await driver.connect(hints)
+
+    assert hints.heard == []
+
+
+async def test_connecting_twice_is_a_mistake(driver: QemuHypervisor) -> None:
+    with pytest.raises(RuntimeError, match="already connected"):
+        await driver.connect(Hints())
+
+
+# What is sent
+
+
+async def test_a_plug_asks_nothing_before_and_reads_back_in_the_same_breath(
+    server: QmpServer, driver: QemuHypervisor
+) -> None:
+    await driver.add_vcpus(2)
+
+    assert [command.get("arguments") for command in server.commands[:2]] == [
+        {"driver": "host-x86_64-cpu", "id": f"resmgr-vcpu-{slot}", "core-id": slot, "thread-id": 0, "socket-id": 0}
+        for slot in (1, 2)
+    ]
+    assert server.sent() == ["device_add", "device_add", "query-cpus-fast"]
+
+
+async def test_a_read_asks_for_the_memory_only_after_something_touched_it(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    server.memory = 64 << 20
+    assert (await driver.read()).memory == 32 << 20
+    assert server.sent() == ["query-cpus-fast"]
+
+    server.event("MEMORY_DEVICE_SIZE_CHANGE", {"id": "vm0", "size": 1, "qom-path": "/machine/peripheral/vm0"})
+    await hints.next(SizeChanged)
+
+    assert (await driver.read()).memory == 64 << 20
+    await driver.read()
+    assert server.sent() == ["query-memory-size-summary", "query-cpus-fast", "query-cpus-fast"]
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        ("ACPI_DEVICE_OST", {"info": {"slot": "0", "slot-type": "DIMM", "source": 1, "status": 0}}),
+        ("DEVICE_DELETED", {"device": "dimm1", "path": "/machine/peripheral/dimm1"}),
+    ],
+)
+async def test_what_may_be_memory_is_hinted_at(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints, event: str, data: dict[str, object]
+) -> None:
+    server.memory = 64 << 20
+
+    server.event(event, data)
+
+    await hints.next(SizeChanged)
+    assert (await driver.read()).memory == 64 << 20
+
+
+async def test_a_failed_question_for_the_memory_is_asked_again(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    server.memory = 64 << 20
+    server.event("MEMORY_DEVICE_SIZE_CHANGE")
+    await hints.next(SizeChanged)
+    server.spoil("query-memory-size-summary", NOT_FOUND)
+    with pytest.raises(Refused, match="query-memory-size-summary: The command has not been found"):
+        await driver.read()
+
+    assert (await driver.read()).memory == 64 << 20
+
+
+# Refusals, and a cache that has grown old
+
+
+async def test_a_refused_plug_quotes_qemu_and_keeps_what_was_plugged(server: QmpServer, driver: QemuHypervisor) -> None:
+    server.spoil("device_add", refusal("no more today"))
+
+    with pytest.raises(Refused, match="resmgr-vcpu-1 in slot 1: no more today"):
+        await driver.add_vcpus(2)
+
+    assert [vcpu.id for vcpu in (await driver.read()).vcpus if vcpu.ours] == ["resmgr-vcpu-2"]
+
+
+async def test_a_slot_taken_unseen_is_passed_over(server: QmpServer, driver: QemuHypervisor) -> None:
+    server.plug_foreign("foreign", slot=1, told=False)
+
+    plugged = await driver.add_vcpus(2)
+
+    assert [vcpu.ours for vcpu in plugged.vcpus] == [False, False, True, True]
+
+
+async def test_a_name_taken_unseen_is_passed_over(server: QmpServer, driver: QemuHypervisor) -> None:
+    server.plug_foreign("resmgr-vcpu-1", slot=3, told=False)
+
+    plugged = await driver.add_vcpus(1)
+
+    assert [vcpu.id for vcpu in plugged.vcpus if vcpu.ours] == ["resmgr-vcpu-1", "resmgr-vcpu-2"]
+
+
+async def test_slots_freed_unseen_are_found(server: QmpServer, driver: QemuHypervisor) -> None:
+    await driver.add_vcpus(3)
+    server.free_unseen("resmgr-vcpu-2")
+
+    plugged = await driver.add_vcpus(1)
+
+    assert [vcpu.id for vcpu in plugged.vcpus if vcpu.ours] == ["resmgr-vcpu-1", "resmgr-vcpu-3", "resmgr-vcpu-4"]
+
+
+async def test_a_refused_removal_quotes_qemu_and_the_others_are_asked(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    await driver.add_vcpus(2)
+    server.spoil("device_del", refusal("acpi: device unplug request for not supported"))
+
+    with pytest.raises(Refused, match="device_del resmgr-vcpu-1: acpi: device unplug request for not supported"):
+        await driver.start_removing_vcpus(["resmgr-vcpu-1", "resmgr-vcpu-2"])
+
+    await hints.next(SizeChanged)
+    assert [vcpu.id for vcpu in (await driver.read()).vcpus if vcpu.ours] == ["resmgr-vcpu-1"]
+
+
+# Events
+
+
+async def test_an_insertion_of_ours_acknowledged_before_the_read_back_is_no_hint(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    server.acknowledges_at_once = True
+
+    await driver.add_vcpus(2)
+
+    server.reset()
+    await hints.next(GuestReset)
+    assert hints.heard == []
+
+
+async def test_under_tcg_the_lapic_is_proof_enough(directory: Path) -> None:
+    hints = Hints()
+    async with QmpServer(directory / "m", kvm=False) as server:
+        driver = QemuHypervisor(server.path)
+        await driver.connect(hints)
+        await driver.add_vcpus(1)
+
+        await driver.start_removing_vcpus(["resmgr-vcpu-1"])
+        await hints.next(SizeChanged)
+
+        assert len((await driver.read()).vcpus) == 1
+        await driver.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(128, "not supported"), (130, "busy"), (1, "no reason told"), (4711, "no reason told")]
+)
+async def test_a_refusal_that_names_only_the_slot(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints, status: int, words: str
+) -> None:
+    await driver.add_vcpus(2)
+
+    info = {"slot": "2", "slot-type": "CPU", "source": 3, "status": status}
+    server.event("ACPI_DEVICE_OST", {"info": info})
+
+    refusal = await hints.next(RemovalRefused)
+    assert refusal.id == "resmgr-vcpu-2"
+    assert words in refusal.reason
+    assert str(status) in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("ACPI_DEVICE_OST", None),
+        ("ACPI_DEVICE_OST", {"info": "none"}),
+        ("ACPI_DEVICE_OST", {"info": {"slot": "-1", "slot-type": "CPU", "source": 1, "status": 0}}),
+        ("ACPI_DEVICE_OST", {"info": {"slot": "9" * 99, "slot-type": "CPU", "source": 1, "status": 0}}),
+        ("ACPI_DEVICE_OST", {"info": {"slot": "0", "slot-type": "CPU", "source": 3, "status": 132}}),
+        ("ACPI_DEVICE_OST", {"info": {"slot": "3", "slot-type": "CPU", "source": 3, "status": 0}}),
+        ("ACPI_DEVICE_OST", {"info": {"slot": "0", "slot-type": "CPU", "source": 256, "status": 1}}),
+        ("STOP", None),
+        ("RTC_CHANGE", {"offset": 1}),
+        ("NO_SUCH_EVENT", {}),
+    ],
+)
+async def test_events_that_say_nothing_here(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints, name: str, data: dict[str, object] | None
+) -> None:
+    server.event(name, data)
+    server.reset()
+
+    await hints.next(GuestReset)
+    assert hints.heard == []
+    assert len((await driver.read()).vcpus) == 1
+
+
+async def test_a_flood_of_events_is_not_kept(server: QmpServer, driver: QemuHypervisor) -> None:
+    async def flood(count: int) -> None:
+        for _ in range(count):
+            server.event("RTC_CHANGE", {"offset": 1})
+        await driver.read()
+
+    await flood(1_000)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(5):
+            await flood(1_000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert after - before < 50_000  # ten bytes an event; one that is kept takes 1900
+
+
+# Calls that are answered badly, or not at all
+
+
+async def test_silence_is_a_timeout_and_the_next_call_is_right(server: QmpServer, impatient: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b"")
+    with pytest.raises(TimedOut, match=r"read: no answer in 0\.1 s"):
+        await impatient.read()
+
+    assert len((await impatient.add_vcpus(1)).vcpus) == 2
+
+
+async def test_an_answer_that_comes_too_late_is_dropped(server: QmpServer, impatient: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b"")
+    with pytest.raises(TimedOut):
+        await impatient.read()
+
+    late = server.commands[-1]["id"].encode()
+    server.send(b'{"return": [], "id": "' + late + b'"}\r\n')
+
+    assert len((await impatient.read()).vcpus) == 1
+
+
+async def test_a_plug_that_timed_out_may_have_been_made(server: QmpServer, impatient: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b"")
+    with pytest.raises(TimedOut):
+        await impatient.add_vcpus(1)
+
+    assert [vcpu.id for vcpu in (await impatient.read()).vcpus if vcpu.ours] == ["resmgr-vcpu-1"]
+
+
+async def test_a_reply_to_another_id_is_no_reply(server: QmpServer, impatient: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b'{"return": [], "id": "somebody else\'s"}\r\n')
+
+    with pytest.raises(TimedOut):
+        await impatient.read()
+
+
+async def test_a_monitor_that_stays_silent_is_given_up(
+    server: QmpServer, impatient: QemuHypervisor, hints: Hints
+) -> None:
+    for _ in range(2):
+        server.spoil("query-cpus-fast", b"")
+        with pytest.raises(TimedOut):
+            await impatient.read()
+
+    assert "2 calls in a row" in (await hints.next(ConnectionLost)).reason
+    with pytest.raises(Unreachable, match="2 calls in a row"):
+        await impatient.read()
+
+
+BROKEN = {
+    "end of file": b"",
+    "end within": b'{"return": [{"cpu-in',
+    "garbage": b"\x00\x01\x02 nonsense\r\n",
+    "no object": b"[]\r\n",
+    "not UTF-8": b'{"return": "\xff"}\r\n',
+    "too long": b'{"return": "' + b"x" * (2 << 20) + b'"}\r\n',
+    "deep": b"[" * 100_000 + b"\r\n",
+    "an error without id": b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n',
+    "neither return nor error": b'{"id": @ID@}\r\n',
+    "an error of no form": b'{"error": "no", "id": @ID@}\r\n',
+    "another form": b'{"return": {"cpus": 4}, "id": @ID@}\r\n',
+    "rows of another form": b'{"return": [{"cpu-index": "0", "qom-path": "/"}], "id": @ID@}\r\n',
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
+async def test_a_broken_answer_ends_the_session_once(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints, answer: bytes
+) -> None:
+    server.spoil("query-cpus-fast", answer, hang_up=ID not in answer)
+
+    with pytest.raises(Unreachable) as failure:
+        await driver.add_vcpus(1)
+
+    lost = await hints.next(ConnectionLost)
+    assert hints.heard == []
+    assert lost.reason
+    assert len(lost.reason) <= 300
+    assert "\n" not in str(failure.value)
+    with pytest.raises(Unreachable):
+        await driver.read()
+
+
+@pytest.mark.parametrize("said", [b"nonsense\r\n", b"[]\r\n", b'{"event": '], ids=["garbage", "no object", "half"])
+async def test_an_idle_session_that_breaks_is_told(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints, said: bytes
+) -> None:
+    server.send(said)
+    if not said.endswith(b"\r\n"):
+        await server.kill()
+
+    await hints.next(ConnectionLost)
+    assert hints.heard == []
+
+
+async def test_after_a_loss_the_same_driver_can_connect_again(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    await driver.add_vcpus(1)
+    server.spoil("query-cpus-fast", b"", hang_up=True)
+    with pytest.raises(Unreachable):
+        await driver.read()
+
+    await driver.connect(hints)
+
+    assert len((await driver.add_vcpus(1)).vcpus) == 3
+
+
+async def test_a_cancelled_call_does_not_harm_the_next(server: QmpServer, driver: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b"")
+    call = asyncio.create_task(driver.add_vcpus(2))
+    await server.received("query-cpus-fast")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+    assert len((await driver.read()).vcpus) == 3
+
+
+async def test_closing_ends_a_call_that_hangs(server: QmpServer, driver: QemuHypervisor, hints: Hints) -> None:
+    server.spoil("query-cpus-fast", b"")
+    call = asyncio.create_task(driver.read())
+    await server.received("query-cpus-fast")
+
+    await driver.close()
+
+    with pytest.raises(Unreachable, match="closed"):
+        await call
+    assert hints.heard == []

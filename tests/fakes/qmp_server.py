@@ -1,0 +1,293 @@
+"""A QMP monitor on the wire: real bytes on a Unix socket, and behind them a VM that answers as QEMU 7.2 was seen to.
+
+Answers, errors and the order of events are those of a q35 machine with a guest that handles ACPI hot-plug. For what a
+sound QEMU never does there is :meth:`QmpServer.spoil`, which replaces the answer to one command by any bytes, and
+:meth:`QmpServer.send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Self
+
+from hypervisors.fake import Guest
+
+Json = dict[str, Any]
+
+CPU_TYPE: Final = "host-x86_64-cpu"
+UUID: Final = "5b2f2f0e-7a31-4d0c-9d0a-4c1b7f4f2b11"
+GREETING: Final = (
+    b'{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}\r\n'
+)
+ID: Final = b"@ID@"
+"""In a spoilt answer: the id of the command."""
+
+_LINE_LIMIT: Final = 1 << 20
+_PATIENCE: Final = 5.0
+_REFUSED: Final = 129
+_IN_PROGRESS: Final = 132
+
+
+class QmpError(Exception):
+    """A command that QEMU refuses, with the class and the words it uses."""
+
+    def __init__(self, desc: str, kind: str = "GenericError") -> None:
+        super().__init__(desc)
+        self.answer = {"class": kind, "desc": desc}
+
+
+def refusal(desc: str, kind: str = "GenericError") -> bytes:
+    """An error, for :meth:`QmpServer.spoil`."""
+    return json.dumps({"error": QmpError(desc, kind).answer}).encode()[:-1] + b', "id": ' + ID + b"}\r\n"
+
+
+class QmpServer:
+    """The monitor and its VM; ``async with`` it. One client is served at a time, others wait without a greeting."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        boot_vcpus: int = 1,
+        max_vcpus: int = 4,
+        memory: int = 32 << 20,
+        kvm: bool = True,
+    ) -> None:
+        self.path = path
+        self.max_vcpus = max_vcpus
+        self.memory = memory
+        self.kvm = kvm
+        self.uuid = UUID
+        self.greeting = GREETING
+        self.commands: list[Json] = []
+        self.acknowledges_at_once = False
+        """Whether the guest tells of an insertion before QEMU reads the next command, and not a little later."""
+        self._seats = {slot: f"/machine/unattached/device[{2 * slot}]" for slot in range(boot_vcpus)}
+        self._guest = Guest.COOPERATE
+        self._asked_to_leave: dict[str, None] = {}
+        self._spoilt: dict[str, tuple[bytes, bool]] = {}
+        self._news = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._client: asyncio.StreamWriter | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, self.path, limit=_LINE_LIMIT)
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.kill()
+
+    # What a test plays
+
+    @property
+    def guest(self) -> Guest:
+        return self._guest
+
+    @guest.setter
+    def guest(self, guest: Guest) -> None:
+        """A guest that turns cooperative carries out what it was asked for before."""
+        self._guest = guest
+        if guest is Guest.COOPERATE:
+            asked, self._asked_to_leave = self._asked_to_leave, {}
+            for path in asked:
+                self._eject(path)
+
+    def plug_foreign(self, name: str, *, slot: int | None = None, told: bool = True) -> None:
+        """A client of another monitor plugs a vCPU into *slot*, or the highest free one; the guest acknowledges it."""
+        if slot is None:
+            slot = max(set(range(self.max_vcpus)) - set(self._seats))
+        self._seats[slot] = f"/machine/peripheral/{name}"
+        if told:
+            self._acknowledge(slot)
+
+    def free_unseen(self, name: str) -> None:
+        """A vCPU has gone, and no event told."""
+        del self._seats[self._slot_of(f"/machine/peripheral/{name}")]
+
+    def reset(self) -> None:
+        self.event("RESET", {"guest": False, "reason": "host-qmp-system-reset"})
+
+    async def received(self, name: str) -> None:
+        """Wait until a command of that name has come since :meth:`sent` was last asked."""
+        async with asyncio.timeout(_PATIENCE):
+            while not any(command["execute"] == name for command in self.commands):
+                self._news.clear()
+                await self._news.wait()
+
+    def sent(self) -> list[str]:
+        """The names of the commands that have come since this was last asked."""
+        names = [command["execute"] for command in self.commands]
+        self.commands.clear()
+        return names
+
+    def spoil(self, command: str, answer: bytes, *, hang_up: bool = False) -> None:
+        """Answer the next *command*, not carried out, with these bytes; none are silence. Then *hang_up*."""
+        self._spoilt[command] = (answer, hang_up)
+
+    def event(self, name: str, data: Json | None = None) -> None:
+        message: Json = {"timestamp": {"seconds": 1796000000, "microseconds": 4711}, "event": name}
+        self._say(message if data is None else message | {"data": data})
+
+    def send(self, raw: bytes) -> None:
+        """Send these bytes to the client, if there is one."""
+        if self._client is not None:
+            self._client.write(raw)
+
+    async def kill(self) -> None:
+        """The end of QEMU: connections are closed, and the socket is left behind, refusing new ones."""
+        if self._server is not None:
+            self._server.close()
+            for task in self._clients:
+                task.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            await self._server.wait_closed()
+            self._server = None
+
+    # The monitor
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with self._turn:
+                self._client = writer
+                self.send(self.greeting)
+                text = ""
+                while received := await reader.read(_LINE_LIMIT):
+                    messages, text = _messages(text + received.decode())
+                    for message in messages:
+                        if self._answer(message):
+                            return
+        except ConnectionError:
+            pass
+        finally:
+            self._client = None
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def _answer(self, message: Json) -> bool:
+        """Answer a command; whether to hang up then."""
+        self.commands.append(message)
+        self._news.set()
+        name = message["execute"]
+        if name in self._spoilt:
+            answer, hang_up = self._spoilt.pop(name)
+            self.send(answer.replace(ID, json.dumps(message.get("id")).encode()))
+            return hang_up
+        try:
+            reply: Json = {"return": self._carry_out(name, message.get("arguments", {}))}
+        except QmpError as error:
+            reply = {"error": error.answer}
+        self._say(reply | {key: message[key] for key in ("id",) if key in message})
+        return False
+
+    def _say(self, message: Json) -> None:
+        self.send(json.dumps(message).encode() + b"\r\n")
+
+    def _carry_out(self, name: str, arguments: Json) -> object:
+        match name:
+            case "qmp_capabilities":
+                return {}
+            case "query-uuid":
+                return {"UUID": self.uuid}
+            case "query-kvm":
+                return {"enabled": self.kvm, "present": True}
+            case "query-memory-size-summary":
+                return {"base-memory": self.memory, "plugged-memory": 0}
+            case "query-hotpluggable-cpus":
+                return [self._possible(slot) for slot in reversed(range(self.max_vcpus))]
+            case "query-cpus-fast":
+                return [
+                    {"cpu-index": slot, "qom-path": path, "thread-id": 1000 + slot, "props": _props(slot)}
+                    for slot, path in self._seats.items()
+                ]
+            case "device_add":
+                return self._device_add(**arguments)
+            case "device_del":
+                return self._device_del(arguments["id"])
+        raise QmpError(f"The command {name} has not been found", "CommandNotFound")
+
+    def _possible(self, slot: int) -> Json:
+        seat = {"qom-path": self._seats[slot]} if slot in self._seats else {}
+        return {"props": _props(slot), "vcpus-count": 1, "type": CPU_TYPE, **seat}
+
+    def _device_add(self, driver: str, id: str, **props: int) -> Json:  # noqa: A002
+        if driver != CPU_TYPE:
+            raise QmpError(f"Invalid CPU type, expected cpu type: '{CPU_TYPE}'")
+        path = f"/machine/peripheral/{id}"
+        if path in self._seats.values():
+            raise QmpError(f"Duplicate device ID '{id}'")
+        slot = props.pop("core-id")
+        if slot in self._seats:
+            raise QmpError(f"CPU[{slot}] with APIC ID {slot} exists")
+        self._seats[slot] = path
+        if self.acknowledges_at_once:
+            self._acknowledge(slot)
+        else:
+            asyncio.get_running_loop().call_soon(self._acknowledge, slot)
+        return {}
+
+    def _device_del(self, device: str) -> Json:
+        path = device if device.startswith("/") else f"/machine/peripheral/{device}"
+        if path not in self._seats.values():
+            raise QmpError(f"Device '{device}' not found", "DeviceNotFound")
+        if path == self._seats[0]:
+            raise QmpError("Boot CPU is unpluggable")
+        asyncio.get_running_loop().call_soon(self._ask_to_leave, path)
+        return {}
+
+    # The guest
+
+    def _acknowledge(self, slot: int) -> None:
+        self._ost(slot, source=1, status=0)
+
+    def _ask_to_leave(self, path: str) -> None:
+        match self._guest:
+            case Guest.COOPERATE:
+                self._eject(path)
+            case Guest.IGNORE:
+                self._asked_to_leave[path] = None
+            case Guest.REFUSE:
+                self._ost(self._slot_of(path), source=3, status=_REFUSED)
+
+    def _eject(self, path: str) -> None:
+        slot = self._slot_of(path)
+        self._ost(slot, source=3, status=_IN_PROGRESS)
+        del self._seats[slot]
+        self.event("DEVICE_DELETED", {"path": f"{path}/lapic"})
+        if self.kvm:  # under TCG, QEMU never gets to tell of the device itself
+            self.event("DEVICE_DELETED", {"device": path.rpartition("/")[2], "path": path})
+        self._ost(slot, source=3, status=0)
+
+    def _slot_of(self, path: str) -> int:
+        return next(slot for slot, seated in self._seats.items() if seated == path)
+
+    def _ost(self, slot: int, *, source: int, status: int) -> None:
+        path = self._seats.get(slot, "")
+        device = {"device": path.rpartition("/")[2]} if path.startswith("/machine/peripheral/") else {}
+        info = {"slot": str(slot), "slot-type": "CPU", "source": source, "status": status, **device}
+        self.event("ACPI_DEVICE_OST", {"info": info})
+
+
+def _props(slot: int) -> dict[str, int]:
+    return {"core-id": slot, "thread-id": 0, "socket-id": 0}
+
+
+def _messages(text: str) -> tuple[list[Json], str]:
+    """The JSON objects that *text* begins with, and the rest: QMP's stream need not be cut into lines."""
+    decoder, messages = json.JSONDecoder(), []
+    with suppress(json.JSONDecodeError):
+        while text:
+            message, end = decoder.raw_decode(text)
+            messages.append(message)
+            text = text[end:].lstrip()
+    return messages, text
