@@ -1,0 +1,194 @@
+"""``make bench``: what the daemon costs, as ratios within one run. Absolute times are shown, and mean little elsewhere.
+
+- plug and unplug through the socket against the bare exchange, on the same guest (mini firmware, KVM), in shuffled
+  rounds; the daemon is detached while the bare script has its turn;
+- operations a second on one container in tables of 10, 1,000 and 100,000;
+- wake-ups of an idle daemon with 50 VMs attached.
+
+Ends with 1 where a bound of the project is missed.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from hypervisors.base import Accelerator
+from kata_resmgr.guest.machine import FirmwareGuest
+from tests.bench.bare import BareQmp
+from tests.daemon import Caller, Daemon, until
+
+PLUG_BOUND = 1.25
+UNPLUG_BOUND = 1.70
+FLAT_BOUND = 0.75
+ROUNDS = 30
+CYCLES = 20
+IDLE_VMS = 50
+IDLE_SECONDS = 10
+
+_missed: list[str] = []
+
+
+def main() -> int:
+    random.seed()
+    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
+        exchanges(Path(name))
+    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
+        tables(Path(name))
+    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
+        idle(Path(name))
+    for line in _missed:
+        print(f"MISSED: {line}")
+    return 1 if _missed else 0
+
+
+def exchanges(directory: Path) -> None:
+    with Daemon(directory, "[resmgr]\nhost_cpus = 4\n[hypervisor.qemu]\ndefault_memory = 64\n") as daemon:
+        caller = daemon.caller()
+        vmm = caller.ok("PUT", "/v1/sandboxes/s1", {})["vmm"]
+        bare_path = directory / "bare.sock"
+        arguments = [*vmm["args"], "-qmp", f"unix:{bare_path},server=on,wait=off"]
+        with FirmwareGuest(arguments, accelerator=Accelerator.KVM) as guest:
+            guest.ready()
+            bare = BareQmp(bare_path)
+            times: dict[str, list[float]] = {"bare plug": [], "bare unplug": [], "plug": [], "unplug": []}
+
+            def bare_cycle() -> None:
+                timed(times["bare plug"], bare.plug)
+                timed(times["bare unplug"], bare.unplug)
+
+            container = "/v1/sandboxes/s1/containers/c1"
+            body = b'{"resources": {"cpu": {"quota": 100000, "period": 100000}}}'
+
+            def socket_cycle() -> None:
+                timed(times["plug"], lambda: caller.ok("PUT", container, body))
+                timed(times["unplug"], lambda: caller.ok("DELETE", f"{container}?wait=5s"))
+
+            turns = [bare_cycle, socket_cycle] * ROUNDS
+            random.shuffle(turns)
+            for turn in turns:
+                if turn is socket_cycle:
+                    caller.ok("PUT", "/v1/sandboxes/s1/vm", {})
+                for _ in range(CYCLES):
+                    turn()
+                if turn is socket_cycle:
+                    assert caller.ok("GET", "/v1/sandboxes/s1")["converged"]
+                    caller.ok("DELETE", "/v1/sandboxes/s1/vm")
+            bare.close()
+    print(
+        f"plug and unplug, {ROUNDS * CYCLES} of each, ms (p50 / p99), and the ratio to the bare exchange with read-back"
+    )
+    for what, bound in (("plug", PLUG_BOUND), ("unplug", UNPLUG_BOUND)):
+        ours, floor = times[what], times[f"bare {what}"]
+        ratio = percentile(ours, 50) / percentile(floor, 50)
+        print(
+            f"  {what:7} bare {shown(floor)}   through the socket {shown(ours)}   "
+            f"p50 x {ratio:.2f} (at most {bound})   p99 x {percentile(ours, 99) / percentile(floor, 99):.2f}"
+        )
+        bounded(ratio <= bound, f"{what}: {ratio:.2f} x bare, at most {bound}")
+
+
+def tables(directory: Path) -> None:
+    sizes = (10, 1_000, 100_000)
+    with Daemon(directory) as daemon:
+        caller = daemon.caller()
+        for size in sizes:
+            caller.ok("PUT", f"/v1/sandboxes/n{size}", {})
+            fill(daemon, size)
+        rates: dict[int, list[float]] = {size: [] for size in sizes}
+        turns = list(sizes) * 12
+        random.shuffle(turns)
+        for size in turns:
+            rates[size].append(rate(caller, size))
+    print("operations a second on one container (median of 12 rounds), and the ratio to a table of 10")
+    smallest = statistics.median(rates[sizes[0]])
+    for size in sizes:
+        median = statistics.median(rates[size])
+        print(f"  {size:7,} containers   {median:7,.0f}   x {median / smallest:.2f}")
+    ratio = statistics.median(rates[sizes[-1]]) / smallest
+    bounded(
+        ratio >= FLAT_BOUND, f"{sizes[-1]:,} containers: {ratio:.2f} x the rate of 10, at least {FLAT_BOUND}"
+    )
+
+
+def fill(daemon: Daemon, size: int) -> None:
+    def some(first: int) -> None:
+        caller = daemon.caller()
+        for number in range(first, size, 4):
+            caller.ok("PUT", f"/v1/sandboxes/n{size}/containers/c{number}", resources(number))
+        caller.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(some, range(4)))
+
+
+def rate(caller: Caller, size: int) -> float:
+    began = time.perf_counter()
+    count = 0
+    while time.perf_counter() - began < 0.5:
+        count += 1
+        body = resources(random.randrange(1_000_000))
+        caller.ok("PUT", f"/v1/sandboxes/n{size}/containers/c{random.randrange(size)}", body)
+    return count / (time.perf_counter() - began)
+
+
+def resources(number: int) -> bytes:
+    return b'{"resources": {"cpu": {"quota": %d, "period": 100000}, "memory": {"limit": 1}}}' % (1_000 + number)
+
+
+def idle(directory: Path) -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(directory, "[hypervisor.qemu]\ndefault_memory = 64\n"))
+        caller = daemon.caller()
+        for number in range(IDLE_VMS):
+            path = f"/v1/sandboxes/s{number}"
+            args = caller.ok("PUT", path, {})["vmm"]["args"]
+            stack.enter_context(FirmwareGuest(args, accelerator=Accelerator.KVM)).ready()
+            caller.ok("PUT", f"{path}/vm", {})
+        caller.close()
+        until(lambda: wake_ups(daemon.process.pid) == wake_ups(daemon.process.pid), "the daemon comes to rest")
+        before = wake_ups(daemon.process.pid)
+        time.sleep(IDLE_SECONDS)  # what is measured is this time
+        woken = wake_ups(daemon.process.pid) - before
+        print(f"wake-ups of an idle daemon with {IDLE_VMS} VMs attached, in {IDLE_SECONDS} s: {woken}")
+        bounded(woken == 0, f"{woken} wake-ups of an idle daemon")
+
+
+def wake_ups(pid: int) -> int:
+    """Context switches of all its threads so far."""
+    return sum(
+        int(line.split()[1])
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+        if line.startswith(("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
+    )
+
+
+def timed(times: list[float], action: Callable[[], object]) -> None:
+    began = time.perf_counter()
+    action()
+    times.append((time.perf_counter() - began) * 1000)
+
+
+def percentile(times: list[float], percent: int) -> float:
+    return statistics.quantiles(times, n=100)[percent - 1]
+
+
+def shown(times: list[float]) -> str:
+    return f"{percentile(times, 50):.2f} / {percentile(times, 99):.2f}"
+
+
+def bounded(within: bool, line: str) -> None:
+    if not within:
+        _missed.append(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
