@@ -66,22 +66,22 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _life() -> Iterator[Step]:
-    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:  # noqa: S108 - a socket's path must be short
-        with _daemon(Path(name)) as socket:
-            sandbox = _ask(socket, "PUT", "/v1/sandboxes/demo", {"hypervisor": "qemu"})
-            _say(f"booting Linux under {accelerator_for(LinuxGuest).upper()}")
-            with LinuxGuest(sandbox["vmm"]["args"], kernel_params=sandbox["vmm"]["kernelParams"]) as guest:
-                guest.ready()
-                _ask(socket, "PUT", "/v1/sandboxes/demo/vm", {})
-                yield _seen("boot", socket, guest)
-                container = "/v1/sandboxes/demo/containers/c1"
-                _ask(socket, "PUT", container, _resources(1.5))
-                yield _seen("create c1 with 1.5 CPUs", socket, guest)
-                _ask(socket, "PATCH", container, _resources(2.5))
-                yield _seen("update c1 to 2.5 CPUs", socket, guest)
-                _ask(socket, "DELETE", f"{container}?wait={PATIENCE:g}s&deadline={PATIENCE:g}s")
-                yield _seen("delete c1", socket, guest)
-                _ask(socket, "DELETE", "/v1/sandboxes/demo/vm")
+    # The path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name, _daemon(Path(name)) as socket:
+        sandbox = _ask(socket, "PUT", "/v1/sandboxes/demo", {"hypervisor": "qemu"})
+        _say(f"booting Linux under {accelerator_for(LinuxGuest).upper()}")
+        with LinuxGuest(sandbox["vmm"]["args"], kernel_params=sandbox["vmm"]["kernelParams"]) as guest:
+            guest.ready()
+            _ask(socket, "PUT", "/v1/sandboxes/demo/vm", {})
+            yield _seen("boot", socket, guest)
+            container = "/v1/sandboxes/demo/containers/c1"
+            _ask(socket, "PUT", container, _resources(1.5))
+            yield _seen("create c1 with 1.5 CPUs", socket, guest)
+            _ask(socket, "PATCH", container, _resources(2.5))
+            yield _seen("update c1 to 2.5 CPUs", socket, guest)
+            _ask(socket, "DELETE", f"{container}?wait={PATIENCE:g}s&deadline={PATIENCE:g}s")
+            yield _seen("delete c1", socket, guest)
+            _ask(socket, "DELETE", "/v1/sandboxes/demo/vm")
 
 
 def _seen(step: str, socket: str, guest: LinuxGuest) -> Step:

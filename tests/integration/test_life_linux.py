@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hypervisors.base import Accelerator
 from tests.conftest import StartLinux
 from tests.daemon import PROGRAM, Daemon, until
 
@@ -35,7 +36,7 @@ def test_the_guest_uses_what_is_plugged_and_gives_it_back(short_tmp: Path, linux
         assert guest.online_cpus() == 1
 
 
-@pytest.mark.tcg
+@pytest.mark.parametrize("linux_guest", [pytest.param(Accelerator.TCG, marks=pytest.mark.tcg)], indirect=True)
 def test_under_tcg_nothing_is_removed_unless_it_was_allowed(short_tmp: Path, linux_guest: StartLinux) -> None:
     with Daemon(short_tmp, "[resmgr]\nhost_cpus = 8\n[hypervisor.qemu]\ndefault_memory = 256\n") as daemon:
         caller = daemon.caller()
@@ -51,7 +52,6 @@ def test_under_tcg_nothing_is_removed_unless_it_was_allowed(short_tmp: Path, lin
         until(lambda: guest.online_cpus() == 3, "the guest uses 3 CPUs")
 
 
-@pytest.mark.tcg
 def test_the_demo() -> None:
     done = subprocess.run([PROGRAM, "demo", "--json"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
