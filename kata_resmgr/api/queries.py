@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from urllib.parse import unquote_plus
 
 from kata_resmgr.duration import parse_duration
-from kata_resmgr.manager import Patience
 from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sandbox import Patience
 
 PATIENCE = frozenset({"wait", "deadline"})
 

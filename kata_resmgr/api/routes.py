@@ -15,11 +15,12 @@ from kata_resmgr.api import queries
 from kata_resmgr.api.answers import API_VERSION, Answer
 from kata_resmgr.api.bodies import Body, ContainerBody, Nothing, SandboxBody, TableBody, VmBody, read_table
 from kata_resmgr.ids import check_id
-from kata_resmgr.manager import Outcome, ResourceManager, SandboxSpec
+from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sandbox import Outcome
+from kata_resmgr.vm import Goal
 
 PHASES = ("sized", "running", "held", "unreachable", "lost")
-GOALS = ("satisfied", "converged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,12 @@ async def _put_sandbox(call: Call) -> Answer:
 
 
 async def _get_sandbox(call: Call) -> Answer:
-    goal, wait = queries.choice(call.query, "for", GOALS), queries.seconds(call.query, "wait")
+    goal, wait = queries.choice(call.query, "for", tuple(Goal)), queries.seconds(call.query, "wait")
     full = queries.choice(call.query, "view", ("full",)) is not None
     if wait is not None and goal is None:
-        raise Problem(Code.INVALID_QUERY, f"wait says how long; say for what with for={' or for='.join(GOALS)}")
+        raise Problem(Code.INVALID_QUERY, f"wait says how long; say for what with for={' or for='.join(Goal)}")
     if wait and goal is not None:
-        sandbox = await _unless_closing(call, call.manager.wait_for(call.sandbox, goal, wait))
+        sandbox = await _unless_closing(call, call.manager.wait_for(call.sandbox, Goal(goal), wait))
     else:
         sandbox = call.manager.sandbox(call.sandbox)
     return Answer(200, _full(sandbox, call.manager.containers(call.sandbox)) if full else sandbox)

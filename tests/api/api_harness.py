@@ -7,7 +7,7 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,10 @@ import msgspec
 
 from kata_resmgr import view
 from kata_resmgr.api.server import Api
-from kata_resmgr.manager import Outcome, Patience, ResourceManager, SandboxSpec
+from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sandbox import Outcome, Patience
+from kata_resmgr.vm import Goal
 
 SANDBOX = view.Sandbox(
     id="s1",
@@ -76,7 +78,7 @@ class ScriptedManager(ResourceManager):
             raise Problem(Code.NOT_FOUND, f"there is no sandbox {sandbox_id}")
         return SANDBOX
 
-    async def wait_for(self, sandbox_id: str, goal: str, wait: float) -> view.Sandbox:
+    async def wait_for(self, sandbox_id: str, goal: Goal, wait: float) -> view.Sandbox:
         return (await self._change("wait_for", sandbox_id, goal, wait)).sandbox
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
@@ -104,7 +106,7 @@ class ScriptedManager(ResourceManager):
         source = view.Input("default_vcpus", "1", "config.toml:16")
         return view.Explanation("s1", [source], ["1 + 1.5 = 2.5"], SANDBOX.vcpus, SANDBOX.memory)
 
-    async def put_containers(self, sandbox_id: str, table: dict[str, msgspec.Raw], patience: Patience) -> Outcome:
+    async def put_containers(self, sandbox_id: str, table: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
         return await self._change("put_containers", sandbox_id, {k: bytes(v) for k, v in table.items()}, patience)
 
     async def put_container(
