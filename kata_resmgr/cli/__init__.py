@@ -26,6 +26,7 @@ _COMMANDS = {
     "create": ("containers", "create or replace a container"),
     "update": ("containers", "update a container member by member"),
     "delete": ("containers", "remove a container, or forget a sandbox"),
+    "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
 

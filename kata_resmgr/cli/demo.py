@@ -132,7 +132,7 @@ def _answers(socket: str) -> bool:
 def _ask(socket: str, method: str, target: str, body: object = None) -> Any:  # noqa: ANN401 - what JSON can hold
     data = None if body is None else json.dumps(body).encode()
     reply = client.call(socket, method, target, data, operation=PATIENCE)
-    answer = json.loads(reply.body) if reply.body else None
+    answer: Any = json.loads(reply.body) if reply.body else None
     if reply.status >= 400:
         raise DemoError(f"{method} {target}: {answer['detail']} ({answer['code']})")
     return answer

@@ -9,13 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from api_harness import SANDBOX, Served, read_reply, serving
 
 from kata_resmgr import __version__
 from kata_resmgr.api import server
 from kata_resmgr.manager import SandboxSpec
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sandbox import Patience
+from tests.api.api_harness import SANDBOX, Served, read_reply, serving
 
 NO_PATIENCE = Patience()
 C1 = "/v1/sandboxes/s1/containers/c1"

@@ -8,7 +8,8 @@ import os
 import socket
 
 import pytest
-from api_harness import Served, serving
+
+from tests.api.api_harness import Served, serving
 
 NOBODY = 65534
 GROUP = 47110
