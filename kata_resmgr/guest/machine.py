@@ -91,7 +91,9 @@ class _Log:
         self.fd = os.memfd_create("kata-resmgr-guest")
 
     def tail(self) -> str:
-        """The end of what was written."""
+        """The end of what was written, while it is open."""
+        if self.fd < 0:
+            return ""
         # Read at an offset: the place where QEMU writes on is shared with us.
         return os.pread(self.fd, _TAIL, max(0, os.fstat(self.fd).st_size - _TAIL)).decode(errors="replace").strip()
 
