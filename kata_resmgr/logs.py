@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 LINE_LIMIT = 8192
+"""Bytes of a JSON record; characters of a console line."""
 _TEXT_LIMIT = 1024
 _TRACEBACK_LIMIT = 6144
 
