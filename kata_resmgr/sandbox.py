@@ -16,7 +16,7 @@ from hypervisors.base import Hypervisor
 from kata_resmgr import demand, explain, oci, sizing, view
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import OverMax, SandboxConfig
-from kata_resmgr.demand import ContainerTable, Record
+from kata_resmgr.demand import ContainerTable, Record, Sums
 from kata_resmgr.lanes import Lanes
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sizing import BootSize, Declared, Note, Target
@@ -113,7 +113,7 @@ class Sandbox:
         self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals)
         for name, record in tuple(self._table.records.items()):  # what counts depends on the configuration
             self._table.set(name, self._record(record.text, "/resources"))
-        self._aim(self._assess())
+        self._aim(*self._assess())
         self._generation += 1
         self._keep()
 
@@ -133,7 +133,7 @@ class Sandbox:
                 self._learn_machine()
             else:
                 await self._attach(attachment, open_driver)
-            self._aim(self._assess())
+            self._aim(*self._assess())
             self._keep()
             return self.state()
 
@@ -324,7 +324,7 @@ class Sandbox:
         self._must_be_known()
         before = self._target
         undone = self._edit(changes)
-        target = self._assess()
+        sums, target = self._assess()
         removes = all(record is None for record in changes.values())
         rises = target.exact > before.exact
         grows = rises and self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
@@ -341,14 +341,14 @@ class Sandbox:
         def undo() -> None:
             self._edit(undone)
             self._generation += 1
-            self._aim(self._assess())
+            self._aim(*self._assess())
 
         if not grows:
-            self._aim(target)
+            self._aim(sums, target)
             self._keep_containers(changes)
             return await self._linger(patience, end) if patience.wait is not None else True
         self._vm.try_again()
-        self._aim(target)
+        self._aim(sums, target)
         keeps = patience.wait is not None and self._now() + patience.wait < end
         until = self._now() + patience.wait if patience.wait is not None and keeps else end
         try:
@@ -374,11 +374,10 @@ class Sandbox:
         """Change the table; what takes it back is returned."""
         return {name: self._table.set(name, record) for name, record in changes.items()}
 
-    def _assess(self) -> Target:
-        """What the table asks for as it is now."""
-        self._sums = self._table.sums()
-        plan = self._plan
-        return sizing.target(plan.config, self._boot, plan.declared, NOT_RESIZED, self._sums)
+    def _assess(self) -> tuple[Sums, Target]:
+        """What the table asks for as it is now: nothing is changed by asking."""
+        plan, sums = self._plan, self._table.sums()
+        return sums, sizing.target(plan.config, self._boot, plan.declared, NOT_RESIZED, sums)
 
     def _must_be_allowed(self, before: Target, target: Target) -> None:
         if len(self._table) > CONTAINERS_MAX:
@@ -397,9 +396,9 @@ class Sandbox:
                 "default_maxmemory for new sandboxes",
             )
 
-    def _aim(self, target: Target) -> None:
+    def _aim(self, sums: Sums, target: Target) -> None:
         """Make *target* what the VM is to become, and say what there is to say about it."""
-        self._target = target
+        self._sums, self._target = sums, target
         conditions = self._conditions
         if target.excess:
             wanted = target.vcpus + target.excess
@@ -438,7 +437,7 @@ class Sandbox:
             boot = replace(boot, granularity=max(boot.granularity, self._attachment.memory_block))
         self._boot = boot
         self._vm.resizes = not boot.static
-        self._aim(self._assess())
+        self._aim(*self._assess())
 
     # Keeping
 
@@ -471,7 +470,7 @@ class Sandbox:
         await self._vm.detach()
         self._attachment = None
         self._boot = self._plan.boot
-        self._aim(self._assess())
+        self._aim(*self._assess())
         if not self._forgotten:
             self._keep()
 

@@ -234,6 +234,17 @@ async def test_refuse_fails_what_would_pass_the_maximum_and_never_a_delete() -> 
 
 
 @virtual
+async def test_what_was_refused_is_in_no_sum() -> None:
+    toml = '[hypervisor.qemu]\ndefault_maxvcpus = 4\n[resmgr]\nover_max_vcpus = "refuse"\n'
+    async with rig(toml, vm=FakeVm(max_vcpus=4)) as r:
+        await r.put("c1", json.dumps({"cpu": {"quota": 100000, "shares": 1024}}).encode())
+        before = (r.state, r.sandbox.explain())
+        with pytest.raises(Problem, match="above the maximum"):
+            await r.put("c2", json.dumps({"cpu": {"quota": 900000, "shares": 2048}}).encode())
+        assert (r.state, r.sandbox.explain()) == before
+
+
+@virtual
 async def test_memory_above_the_maximum_is_refused_with_the_numbers() -> None:
     async with rig("[hypervisor.qemu]\ndefault_memory = 2048\ndefault_maxmemory = 4096\n") as r:
         with pytest.raises(Problem) as failure:
