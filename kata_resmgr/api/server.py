@@ -1,7 +1,8 @@
 """HTTP/1.1 on inherited or own Unix sockets: limits, peers, and one place where every request passes.
 
 Built on aiohttp's low-level server: its parser and connections, without its router. Slow senders are cut off: a
-connection that has not sent a complete head 10 s after it was opened or last answered is closed, and a body has 10 s.
+connection that has not sent a complete head 10 s after it was opened or last answered is closed, a body has 10 s, and
+an answer that is not read within 30 s is given up.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ IDLE = 10.0
 """Seconds without a complete head after which a connection is closed."""
 BODY_TIME = 10.0
 """Seconds that a body may take to arrive."""
+ANSWER_TIME = 30.0
+"""Seconds within which a caller must have read its answer, but for what fits into the socket's buffers."""
 _LINGER = 1.0
-
-_STOPPING = Problem(Code.SHUTTING_DOWN, "the daemon is stopping; repeat the request after its restart", retry_after=1)
 
 log = structlog.get_logger(__name__)
 
@@ -116,7 +117,7 @@ class Api:
         path, _, query = request.raw_path.partition("?")
         route, sandbox, container = find(request.method, path)
         if self._closing.is_set() and request.method != "GET":
-            raise _STOPPING
+            raise Problem(Code.SHUTTING_DOWN, "the daemon is stopping; repeat this after its restart", retry_after=1)
         call = Call(
             self._manager,
             self._closing,
@@ -141,9 +142,8 @@ async def _body(request: web.BaseRequest, route: Route) -> Any:  # noqa: ANN401 
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise Problem(Code.UNSUPPORTED_TYPE, f"Content-Encoding {encoding[:80]!r} is not taken; send the body plain")
-    too_large = Problem(Code.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes; split it up")
     if (request.content_length or 0) > BODY_LIMIT:
-        raise too_large
+        raise _too_large()
     try:
         if request.content.is_eof():
             text = await request.read()
@@ -153,12 +153,16 @@ async def _body(request: web.BaseRequest, route: Route) -> Any:  # noqa: ANN401 
                     await _continue(request)
                 text = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large() from error
     except TimeoutError as error:
         raise Problem(Code.TIMEOUT, f"the body did not arrive within {BODY_TIME:g} s; send it faster") from error
     except web.RequestPayloadError as error:
         raise Problem(Code.INVALID_BODY, f"the body did not arrive whole: {error}") from error
     return read_body(route.body, text or b"{}" if route.body_optional else text)
+
+
+def _too_large() -> Problem:
+    return Problem(Code.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes; split it up")
 
 
 async def _continue(request: web.BaseRequest) -> None:
@@ -217,6 +221,21 @@ class _Connection(web.RequestHandler):
         if len(self._server.connections) > CONNECTIONS:
             log.warning("too many connections", limit=CONNECTIONS, pid=self.peer.pid, uid=self.peer.uid)
             self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer, but not for ever."""
+        giving_up = asyncio.get_running_loop().call_later(ANSWER_TIME, self._abort)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            giving_up.cancel()
+
+    def _abort(self) -> None:
+        log.warning("an answer is not read", pid=self.peer.pid, uid=self.peer.uid)
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
 
     def handle_error(
         self,

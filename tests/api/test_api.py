@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -390,6 +392,19 @@ async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytes
         writer.write(sent)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_caller_that_does_not_read_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_TIME", 0.05)
+    monkeypatch.setattr(served.manager, "sandboxes", lambda _: [SANDBOX] * 5000)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(served.path)
+        caller.send(b"GET /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        state = select.poll()
+        state.register(caller, 0)
+        await until(lambda: any(event & select.POLLHUP for _, event in state.poll(0)))
+    monkeypatch.undo()
+    assert (await served.ask("GET", "/v1/sandboxes")).status == 200
 
 
 async def test_a_body_of_which_the_caller_goes_away(served: Served) -> None:
