@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -92,7 +93,7 @@ class Api:
             if not self._running:
                 self._idle.set()
         if request.method != "GET":
-            peer = _peer(request)
+            peer = _connection(request).peer
             log.info(
                 "change",
                 method=request.method[:16],
@@ -106,7 +107,8 @@ class Api:
         return response
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
-        peer = _peer(request)
+        connection = _connection(request)
+        peer = connection.peer
         if not peer.allowed:
             raise Problem(
                 Code.FORBIDDEN,
@@ -127,7 +129,10 @@ class Api:
             None if route.body is None else await _body(request, route),
         )
         try:
-            return await route.handler(call)
+            if request.method != "GET":
+                return await route.handler(call)
+            with connection.looking():
+                return await route.handler(call)
         except RecursionError as error:  # nothing here recurses but over the body's own nesting
             raise Problem(Code.INVALID_BODY, "the body is nested too deeply; flatten it") from error
 
@@ -174,10 +179,10 @@ async def _continue(request: web.BaseRequest) -> None:
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _peer(request: web.BaseRequest) -> peers.Peer:
+def _connection(request: web.BaseRequest) -> _Connection:
     connection = request.protocol
     assert isinstance(connection, _Connection)  # noqa: S101 - made by _Server alone
-    return connection.peer
+    return connection
 
 
 class _Server(web.Server):
@@ -194,7 +199,7 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """One connection. Its peer is asked for once: credentials do not change after connect(2)."""
 
-    __slots__ = ("_group", "_server", "peer")
+    __slots__ = ("_group", "_looking", "_server", "peer")
 
     def __init__(self, server: _Server, group: int | None) -> None:
         super().__init__(
@@ -211,6 +216,7 @@ class _Connection(web.RequestHandler):
         self._server = server
         self._group = group
         self.peer = peers.Peer(pid=0, uid=-1, allowed=False)
+        self._looking: asyncio.Task[object] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -221,6 +227,20 @@ class _Connection(web.RequestHandler):
         if len(self._server.connections) > CONNECTIONS:
             log.warning("too many connections", limit=CONNECTIONS, pid=self.peer.pid, uid=self.peer.uid)
             self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._looking is not None:
+            self._looking.cancel()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around what only looks: unlike an operation, it ends with its caller, or waits would pile up."""
+        self._looking = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._looking = None
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -477,6 +477,27 @@ async def test_a_caller_that_goes_away_does_not_stop_the_operation(served: Serve
     await until(lambda: served.manager.finished == 1)
 
 
+async def test_a_wait_ends_with_its_caller(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def wait_for(*_: object) -> None:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(served.manager, "wait_for", wait_for)
+    _, writer = await asyncio.open_unix_connection(served.path)
+    writer.write(b"GET /v1/sandboxes/s1?wait=1h&for=satisfied HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(10):
+        await waiting.wait()
+        writer.close()
+        await ended.wait()
+    assert (await served.ask("GET", "/healthz")).status == 200
+
+
 async def test_stopping_waits_for_operations_and_refuses_new_ones(served: Served) -> None:
     served.manager.gate = asyncio.Event()
     idle_reader, idle = await asyncio.open_unix_connection(served.path)
