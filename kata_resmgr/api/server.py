@@ -1,7 +1,8 @@
 """HTTP/1.1 on inherited or own Unix sockets: limits, peers, and one place where every request passes.
 
 Built on aiohttp's low-level server: its parser and connections, without its router. Slow senders are cut off: a
-connection that has not sent a complete head 10 s after it was opened or last answered is closed, and a body has 10 s.
+connection that has not sent a complete head 10 s after it was opened or last answered is closed, a body has 10 s, and
+an answer that is not read within 30 s is given up.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -32,9 +34,9 @@ IDLE = 10.0
 """Seconds without a complete head after which a connection is closed."""
 BODY_TIME = 10.0
 """Seconds that a body may take to arrive."""
+ANSWER_TIME = 30.0
+"""Seconds within which a caller must have read its answer, but for what fits into the socket's buffers."""
 _LINGER = 1.0
-
-_STOPPING = Problem(Code.SHUTTING_DOWN, "the daemon is stopping; repeat the request after its restart", retry_after=1)
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +93,7 @@ class Api:
             if not self._running:
                 self._idle.set()
         if request.method != "GET":
-            peer = _peer(request)
+            peer = _connection(request).peer
             log.info(
                 "change",
                 method=request.method[:16],
@@ -105,7 +107,8 @@ class Api:
         return response
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
-        peer = _peer(request)
+        connection = _connection(request)
+        peer = connection.peer
         if not peer.allowed:
             raise Problem(
                 Code.FORBIDDEN,
@@ -116,7 +119,7 @@ class Api:
         path, _, query = request.raw_path.partition("?")
         route, sandbox, container = find(request.method, path)
         if self._closing.is_set() and request.method != "GET":
-            raise _STOPPING
+            raise Problem(Code.SHUTTING_DOWN, "the daemon is stopping; repeat this after its restart", retry_after=1)
         call = Call(
             self._manager,
             self._closing,
@@ -126,7 +129,10 @@ class Api:
             None if route.body is None else await _body(request, route),
         )
         try:
-            return await route.handler(call)
+            if request.method != "GET":
+                return await route.handler(call)
+            with connection.looking():
+                return await route.handler(call)
         except RecursionError as error:  # nothing here recurses but over the body's own nesting
             raise Problem(Code.INVALID_BODY, "the body is nested too deeply; flatten it") from error
 
@@ -141,9 +147,8 @@ async def _body(request: web.BaseRequest, route: Route) -> Any:  # noqa: ANN401 
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise Problem(Code.UNSUPPORTED_TYPE, f"Content-Encoding {encoding[:80]!r} is not taken; send the body plain")
-    too_large = Problem(Code.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes; split it up")
     if (request.content_length or 0) > BODY_LIMIT:
-        raise too_large
+        raise _too_large()
     try:
         if request.content.is_eof():
             text = await request.read()
@@ -153,12 +158,16 @@ async def _body(request: web.BaseRequest, route: Route) -> Any:  # noqa: ANN401 
                     await _continue(request)
                 text = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large() from error
     except TimeoutError as error:
         raise Problem(Code.TIMEOUT, f"the body did not arrive within {BODY_TIME:g} s; send it faster") from error
     except web.RequestPayloadError as error:
         raise Problem(Code.INVALID_BODY, f"the body did not arrive whole: {error}") from error
     return read_body(route.body, text or b"{}" if route.body_optional else text)
+
+
+def _too_large() -> Problem:
+    return Problem(Code.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes; split it up")
 
 
 async def _continue(request: web.BaseRequest) -> None:
@@ -170,10 +179,10 @@ async def _continue(request: web.BaseRequest) -> None:
         transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _peer(request: web.BaseRequest) -> peers.Peer:
+def _connection(request: web.BaseRequest) -> _Connection:
     connection = request.protocol
     assert isinstance(connection, _Connection)  # noqa: S101 - made by _Server alone
-    return connection.peer
+    return connection
 
 
 class _Server(web.Server):
@@ -190,7 +199,7 @@ class _Server(web.Server):
 class _Connection(web.RequestHandler):
     """One connection. Its peer is asked for once: credentials do not change after connect(2)."""
 
-    __slots__ = ("_group", "_server", "peer")
+    __slots__ = ("_group", "_looking", "_server", "peer")
 
     def __init__(self, server: _Server, group: int | None) -> None:
         super().__init__(
@@ -207,6 +216,7 @@ class _Connection(web.RequestHandler):
         self._server = server
         self._group = group
         self.peer = peers.Peer(pid=0, uid=-1, allowed=False)
+        self._looking: asyncio.Task[object] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -217,6 +227,35 @@ class _Connection(web.RequestHandler):
         if len(self._server.connections) > CONNECTIONS:
             log.warning("too many connections", limit=CONNECTIONS, pid=self.peer.pid, uid=self.peer.uid)
             self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._looking is not None:
+            self._looking.cancel()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Around what only looks: unlike an operation, it ends with its caller, or waits would pile up."""
+        self._looking = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._looking = None
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer, but not for ever."""
+        giving_up = asyncio.get_running_loop().call_later(ANSWER_TIME, self._abort)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            giving_up.cancel()
+
+    def _abort(self) -> None:
+        log.warning("an answer is not read", pid=self.peer.pid, uid=self.peer.uid)
+        if isinstance(self.transport, asyncio.WriteTransport):
+            self.transport.abort()
 
     def handle_error(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -392,6 +394,19 @@ async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytes
         writer.close()
 
 
+async def test_a_caller_that_does_not_read_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_TIME", 0.05)
+    monkeypatch.setattr(served.manager, "sandboxes", lambda _: [SANDBOX] * 5000)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(served.path)
+        caller.send(b"GET /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        state = select.poll()
+        state.register(caller, 0)
+        await until(lambda: any(event & select.POLLHUP for _, event in state.poll(0)))
+    monkeypatch.undo()
+    assert (await served.ask("GET", "/v1/sandboxes")).status == 200
+
+
 async def test_a_body_of_which_the_caller_goes_away(served: Served) -> None:
     _, writer = await asyncio.open_unix_connection(served.path)
     writer.write(f"PUT {C1} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n\r\n{{".encode())
@@ -460,6 +475,27 @@ async def test_a_caller_that_goes_away_does_not_stop_the_operation(served: Serve
     assert (await served.ask("GET", "/healthz")).status == 200
     served.manager.gate.set()
     await until(lambda: served.manager.finished == 1)
+
+
+async def test_a_wait_ends_with_its_caller(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def wait_for(*_: object) -> None:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(served.manager, "wait_for", wait_for)
+    _, writer = await asyncio.open_unix_connection(served.path)
+    writer.write(b"GET /v1/sandboxes/s1?wait=1h&for=satisfied HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(10):
+        await waiting.wait()
+        writer.close()
+        await ended.wait()
+    assert (await served.ask("GET", "/healthz")).status == 200
 
 
 async def test_stopping_waits_for_operations_and_refuses_new_ones(served: Served) -> None:
