@@ -24,6 +24,7 @@ class Kind(StrEnum):
     FOREIGN_CHANGE = "ForeignChange"
     MEMORY_FLOOR = "MemoryFloor"
     ABOVE_HOST = "AboveHost"
+    ANNOTATION_IGNORED = "AnnotationIgnored"
 
 
 def timestamp() -> str:

@@ -42,6 +42,12 @@ class Base(StrEnum):
     MAX = "max"
 
 
+class Compat(StrEnum):
+    """Whose sizing is followed to the letter (SPEC 5, end)."""
+
+    KATA = "kata"
+
+
 class CpusetSizing(StrEnum):
     """Whose cpuset counts as demand (SPEC 4)."""
 
@@ -84,6 +90,7 @@ class SandboxConfig:
     confidential_guest: bool
     enable_virtio_mem: bool
     base: Base
+    compat: Compat | None
     cpuset_sizing: CpusetSizing
     shares_sizing: bool
     over_max_vcpus: OverMax
@@ -265,7 +272,16 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
 
     for key in ("overhead_vcpus", "overhead_memory", "machine_type", "confidential_guest", "enable_virtio_mem"):
         origins[key] = kata.origin(key)
-    for key in ("base", "cpuset_sizing", "shares_sizing", "over_max_vcpus", "shrink_delay", "deadline", "tcg_unplug"):
+    for key in (
+        "base",
+        "compat",
+        "cpuset_sizing",
+        "shares_sizing",
+        "over_max_vcpus",
+        "shrink_delay",
+        "deadline",
+        "tcg_unplug",
+    ):
         origins[key] = resmgr.origin(key)
     origins["hypervisor"] = runtime.origin("hypervisor_name")
 
@@ -284,6 +300,7 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
         confidential_guest=kata.flag("confidential_guest") or False,
         enable_virtio_mem=kata.flag("enable_virtio_mem") or False,
         base=resmgr.choice("base", Base) or Base.ADD,
+        compat=resmgr.choice("compat", Compat),
         cpuset_sizing=resmgr.choice("cpuset_sizing", CpusetSizing) or CpusetSizing.EXCLUSIVE,
         shares_sizing=resmgr.flag("shares_sizing") or False,
         over_max_vcpus=resmgr.choice("over_max_vcpus", OverMax) or OverMax.CLAMP,

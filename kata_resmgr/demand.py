@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kata_resmgr import oci
-from kata_resmgr.config import CpusetSizing
+from kata_resmgr.config import CpusetSizing, SandboxConfig
 
 SHARES_PER_CPU = 1024
 SHARES_MAX = 262144
@@ -31,6 +31,11 @@ class Demand:
     """Bytes: limit and huge pages."""
     shares: int
     """As stated; 0: not stated."""
+
+
+def counting(config: SandboxConfig) -> CpusetSizing:
+    """Whose cpuset counts under *config*: every one's where it sizes as Kata does."""
+    return config.cpuset_sizing if config.compat is None else CpusetSizing.ALWAYS
 
 
 def of(resources: oci.Resources, cpuset_sizing: CpusetSizing) -> Demand:

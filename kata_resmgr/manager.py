@@ -13,11 +13,11 @@ import msgspec
 
 from hypervisors import qemu_args
 from hypervisors.base import Hypervisor
-from kata_resmgr import declared, oci, paths, sizing, view
+from kata_resmgr import declared, paths, sizing, view
 from kata_resmgr.config import SandboxConfig, Settings
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
-from kata_resmgr.sizing import MIB, BootSize, Declared
+from kata_resmgr.sizing import MIB, BootSize
 from kata_resmgr.store import Attachment, Store
 from kata_resmgr.vm import Goal
 
@@ -89,6 +89,10 @@ class ResourceManager:
     def explain(self, sandbox_id: str) -> view.Explanation:
         return self._get(sandbox_id).explain()
 
+    async def resize(self, sandbox_id: str, resources: bytes, patience: Patience) -> Outcome:
+        """A pod-level resize: merge *resources* into what the sandbox declares."""
+        return await self._get(sandbox_id).resize(resources, patience)
+
     # The VM
 
     async def attach(
@@ -150,10 +154,9 @@ class ResourceManager:
 
     def _plan(self, sandbox_id: str, spec: SandboxSpec, present: Sandbox | None) -> Plan:
         config = self.settings.for_sandbox(spec.hypervisor)
-        size = Declared()
-        if spec.resources is not None:
-            size = declared.of_resources(oci.decode(spec.resources), config.cpuset_sizing)
-        boot, notes = sizing.boot_size(config, size)
+        annotations = dict(spec.annotations or {})
+        declaration = declared.declare(config, annotations, spec.resources)
+        boot, notes = sizing.boot_size(config, declaration.size)
         monitor = str(self._directory(sandbox_id, spec.directory) / MONITOR)
         for other in self._sandboxes.values():
             if other is not present and other.plan.vmm.monitor == monitor:
@@ -161,8 +164,8 @@ class ResourceManager:
         return Plan(
             config=config,
             resources=spec.resources,
-            annotations=dict(spec.annotations or {}),
-            declared=size,
+            annotations=annotations,
+            declared=declaration,
             boot=boot,
             notes=tuple(notes),
             vmm=_vmm(boot, monitor),

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 
 from hypervisors.base import Hypervisor
-from kata_resmgr import demand, explain, oci, sizing, view
+from kata_resmgr import declared, demand, explain, oci, sizing, view
 from kata_resmgr.conditions import Conditions, Kind
-from kata_resmgr.config import OverMax, SandboxConfig
+from kata_resmgr.config import SandboxConfig
+from kata_resmgr.declared import Declaration
 from kata_resmgr.demand import ContainerTable, Record, Sums
 from kata_resmgr.lanes import Lanes
 from kata_resmgr.problem import Code, Problem
-from kata_resmgr.sizing import BootSize, Declared, Note, Target
+from kata_resmgr.sizing import BootSize, Change, Note, Target
 from kata_resmgr.step import Removal
 from kata_resmgr.store import Attachment, SandboxRecord, Store
 from kata_resmgr.vm import Goal, Phase, Vm
@@ -53,13 +55,23 @@ class Plan:
     config: SandboxConfig
     resources: bytes | None
     annotations: Mapping[str, str]
-    declared: Declared
+    declared: Declaration
     boot: BootSize
     notes: tuple[Note, ...]
     vmm: view.Vmm
 
 
-NOT_RESIZED = Declared()
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What outlives this process beside the table: never what an operation that still waits has put in place."""
+
+    resized: bytes | None
+    held: int | None
+
+
+NO_CHANGES: Mapping[str, bytes | None] = MappingProxyType({})
+THE_SANDBOX = ""
+"""The lane of operations on the sandbox itself: no container has this id."""
 
 
 class Sandbox:
@@ -107,13 +119,17 @@ class Sandbox:
     def _register(self, plan: Plan) -> None:
         self._plan = plan
         self._boot = plan.boot
+        self._resized: Declaration | None = None
+        self._held: int | None = None
+        self._answered = _Answered(None, None)
         self._conditions = Conditions()
         for note in plan.notes:
             self._conditions.hold(Kind(note.type), note.reason, note.message)
         self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals)
+        self._counting = demand.counting(plan.config)
         for name, record in tuple(self._table.records.items()):  # what counts depends on the configuration
             self._table.set(name, self._record(record.text, "/resources"))
-        self._aim(*self._assess())
+        self._aim(*self._assess(self._held))
         self._generation += 1
         self._keep()
 
@@ -133,7 +149,7 @@ class Sandbox:
                 self._learn_machine()
             else:
                 await self._attach(attachment, open_driver)
-            self._aim(*self._assess())
+            self._aim(*self._assess(self._held))
             self._keep()
             return self.state()
 
@@ -209,7 +225,8 @@ class Sandbox:
             if present is not None and oci.same(present.text, text):
                 record, settled = present, await self._linger(patience, end)
             else:
-                settled = await self._change({container_id: record}, patience, end)
+                change = Change.ADD if present is None else Change.UPDATE
+                settled = await self._change(change, {container_id: record}, patience, end)
             outcome = Outcome(self.state(), settled, created=present is None)
             return view.Container(container_id, msgspec.Raw(record.text)), outcome
 
@@ -223,7 +240,7 @@ class Sandbox:
             if oci.same(present.text, merged.text):
                 merged, settled = present, await self._linger(patience, end)
             else:
-                settled = await self._change({container_id: merged}, patience, end)
+                settled = await self._change(Change.UPDATE, {container_id: merged}, patience, end)
             return view.Container(container_id, msgspec.Raw(merged.text)), Outcome(self.state(), settled)
 
     async def put_all(self, texts: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
@@ -232,11 +249,17 @@ class Sandbox:
         end = self._end(patience)
         async with self._lanes.all(end):
             changes: dict[str, Record | None] = {name: None for name in self._table if name not in records}
+            kinds = {Change.DELETE} if changes else set()
             for name, record in records.items():
                 present = self._table.get(name)
                 if present is None or not oci.same(present.text, record.text):
                     changes[name] = record
-            settled = await (self._change(changes, patience, end) if changes else self._linger(patience, end))
+                    kinds.add(Change.ADD if present is None else Change.UPDATE)
+            if changes:
+                change = kinds.pop() if len(kinds) == 1 else Change.UPDATE
+                settled = await self._change(change, changes, patience, end)
+            else:
+                settled = await self._linger(patience, end)
             return Outcome(self.state(), settled)
 
     async def delete(self, container_id: str, patience: Patience) -> Outcome:
@@ -246,7 +269,26 @@ class Sandbox:
             if self._table.get(container_id) is None:
                 settled = await self._linger(patience, end)
             else:
-                settled = await self._change({container_id: None}, patience, end)
+                settled = await self._change(Change.DELETE, {container_id: None}, patience, end)
+            return Outcome(self.state(), settled)
+
+    async def resize(self, text: bytes, patience: Patience) -> Outcome:
+        """A pod-level resize: merge *text* into what the sandbox declares. The boot size stays."""
+        oci.decode(text)
+        end = self._end(patience)
+        async with self._lanes.one(THE_SANDBOX, end):
+            self._must_be_known()
+            before = self._resized
+            present = before or self._plan.declared
+            after = declared.resized(self._plan.config, present, text)
+            if oci.same(present.text, after.text):
+                return Outcome(self.state(), await self._linger(patience, end))
+
+            def take_back() -> None:
+                self._resized = before
+
+            self._resized = after
+            settled = await self._carry_out(Change.UPDATE, take_back, lambda: self._keep_resize(after), patience, end)
             return Outcome(self.state(), settled)
 
     def container(self, container_id: str) -> view.Container:
@@ -297,12 +339,18 @@ class Sandbox:
 
     def explain(self) -> view.Explanation:
         """Every step from the inputs to the present target."""
-        config, boot = self._plan.config, self._boot
+        config, boot, declaration = self._plan.config, self._boot, self._plan.declared
+        attached = self._vm.machine is not None
         return view.Explanation(
             id=self.id,
-            inputs=explain.inputs(config, self._vm.machine),
+            inputs=[
+                *explain.inputs(config, self._plan.annotations, declaration, self._resized),
+                *explain.reported(self._vm.machine, self._vm.plugged if attached else None),
+            ],
             explain=list(
-                explain.lines(config, boot, self._plan.declared, self._table.records, self._sums, self._target)
+                explain.lines(
+                    config, boot, declaration, self._table.records, self._sums, self._target, resized=self._resized
+                )
             ),
             vcpus=self._vcpus(),
             memory=self._memory(),
@@ -319,33 +367,59 @@ class Sandbox:
 
     # Changing the table
 
-    async def _change(self, changes: Mapping[str, Record | None], patience: Patience, end: float) -> bool:
-        """Carry out one operation; whether the wanted size is reached. Raises with everything as it was."""
+    async def _change(
+        self, change: Change, changes: Mapping[str, Record | None], patience: Patience, end: float
+    ) -> bool:
+        """Carry out one operation on containers; whether the wanted size is reached. Raises with all as it was."""
         self._must_be_known()
-        before = self._target
         undone = self._edit(changes)
-        sums, target = self._assess()
-        removes = all(record is None for record in changes.values())
-        rises = target.exact > before.exact
+        return await self._carry_out(
+            change, lambda: self._edit(undone), lambda: self._keep_containers(changes), patience, end
+        )
+
+    async def _carry_out(
+        self,
+        change: Change,
+        take_back: Callable[[], object],
+        keep: Callable[[], None],
+        patience: Patience,
+        end: float,
+    ) -> bool:
+        """Let what has just been edited be, or *take_back*: refuse it, or make it the aim and wait where it grows.
+
+        It is kept when it is there; whether the wanted size is reached is returned.
+        """
+        config, before, held_before = self._plan.config, self._target, self._held
+        sums, target = self._assess(None)
+        held = sizing.held(config, change, before, target)
+        if held is not None:
+            sums, target = self._assess(held)
+        rises = change is not Change.DELETE and (target.exact > before.exact or target.floor > before.floor)
         grows = rises and self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
         try:
-            if not removes:
-                self._must_be_allowed(before, target)
+            if change is not Change.DELETE:
+                self._must_fit()
+                sizing.must_be_allowed(config, self._boot, before, target)
                 if grows and (problem := self._vm.cannot_grow()) is not None:
                     raise problem
         except Problem:
-            self._edit(undone)
+            take_back()
             raise
         self._generation += 1
+        self._held = held
 
         def undo() -> None:
-            self._edit(undone)
+            take_back()
             self._generation += 1
-            self._aim(*self._assess())
+            if self._target is target:  # else another operation has decided what is held
+                self._held = held_before
+            if self._held != self._answered.held:
+                self._keep_containers({})
+            self._aim(*self._assess(self._held))
 
         if not grows:
             self._aim(sums, target)
-            self._keep_containers(changes)
+            keep()
             return await self._linger(patience, end) if patience.wait is not None else True
         self._vm.try_again()
         self._aim(sums, target)
@@ -356,7 +430,7 @@ class Sandbox:
         except asyncio.CancelledError:
             undo()
             raise
-        self._keep_containers(changes)
+        keep()
         return settled
 
     async def _linger(self, patience: Patience, end: float) -> bool:
@@ -374,42 +448,27 @@ class Sandbox:
         """Change the table; what takes it back is returned."""
         return {name: self._table.set(name, record) for name, record in changes.items()}
 
-    def _assess(self) -> tuple[Sums, Target]:
-        """What the table asks for as it is now: nothing is changed by asking."""
+    def _assess(self, held: int | None) -> tuple[Sums, Target]:
+        """What is asked for as things are now, where *held* is held: nothing is changed by asking."""
         plan, sums = self._plan, self._table.sums()
-        return sums, sizing.target(plan.config, self._boot, plan.declared, NOT_RESIZED, sums)
+        resized = None if self._resized is None else self._resized.size
+        return sums, sizing.target(plan.config, self._boot, plan.declared.size, sums, resized=resized, held=held)
 
-    def _must_be_allowed(self, before: Target, target: Target) -> None:
+    def _must_fit(self) -> None:
         if len(self._table) > CONTAINERS_MAX:
             raise Problem(Code.TOO_MANY, f"a sandbox has at most {CONTAINERS_MAX} containers: delete some first")
-        config = self._plan.config
-        if target.excess and config.over_max_vcpus is OverMax.REFUSE and target.exact > before.exact:
-            raise Problem(
-                Code.VCPU_LIMIT_EXCEEDED,
-                f"{sizing.number(target.exact)} vCPUs are above the maximum of {self._boot.max_vcpus}: ask for less, "
-                "or raise default_maxvcpus for new sandboxes",
-            )
-        if not self._boot.static and target.memory > self._boot.max_memory and target.memory > before.memory:
-            raise Problem(
-                Code.MEMORY_LIMIT_EXCEEDED,
-                f"{target.memory} bytes are above the maximum of {self._boot.max_memory}: ask for less, or raise "
-                "default_maxmemory for new sandboxes",
-            )
 
     def _aim(self, sums: Sums, target: Target) -> None:
         """Make *target* what the VM is to become, and say what there is to say about it."""
         self._sums, self._target = sums, target
         conditions = self._conditions
-        if target.excess:
-            wanted = target.vcpus + target.excess
-            conditions.hold(Kind.CLAMPED, "demand", f"{wanted} vCPUs are asked for, the maximum is {target.vcpus}")
-        else:
-            conditions.clear(Kind.CLAMPED, "demand")
-        if self._boot.static:
-            excess = sizing.static_excess(self._plan.config, self._boot, self._plan.declared, self._sums)
-            conditions.only(
-                Kind.DEMAND_EXCEEDS_SIZE, excess.reason if excess else None, excess.message if excess else ""
-            )
+        plan, resized = self._plan, None if self._resized is None else self._resized.size
+        excess = sizing.excess(plan.config, self._boot, plan.declared.size, sums, target, resized)
+        for kind, reason in ((Kind.CLAMPED, "demand"), (Kind.DEMAND_EXCEEDS_SIZE, "static")):
+            if excess is None or excess.type != kind:
+                conditions.clear(kind, reason)
+            else:
+                conditions.hold(kind, reason, excess.message)
         memory = self._vm.plugged.memory
         if self._vm.machine is not None and target.memory > memory:
             text = f"{target.memory} bytes are asked for, {memory} are there; this driver does not add memory"
@@ -437,29 +496,37 @@ class Sandbox:
             boot = replace(boot, granularity=max(boot.granularity, self._attachment.memory_block))
         self._boot = boot
         self._vm.resizes = not boot.static
-        self._aim(*self._assess())
+        self._aim(*self._assess(self._held))
 
     # Keeping
 
-    def _keep(self) -> None:
+    def _keep(self, changes: Mapping[str, bytes | None] = NO_CHANGES) -> None:
         plan = self._plan
-        self._store.save_sandbox(
-            SandboxRecord(
-                id=self.id,
-                config=plan.config,
-                boot=plan.boot,
-                resources=plan.resources,
-                annotations=plan.annotations,
-                monitor=plan.vmm.monitor,
-                attachment=self._attachment,
-                held=self._vm.held,
-            )
+        record = SandboxRecord(
+            id=self.id,
+            config=plan.config,
+            boot=plan.boot,
+            resources=plan.resources,
+            annotations=plan.annotations,
+            resized=self._answered.resized,
+            held_vcpus=self._answered.held,
+            monitor=plan.vmm.monitor,
+            attachment=self._attachment,
+            held=self._vm.held,
         )
+        self._store.save_sandbox(record, changes)
 
     def _keep_containers(self, changes: Mapping[str, Record | None]) -> None:
-        self._store.save_containers(
-            self.id, {name: None if record is None else record.text for name, record in changes.items()}
-        )
+        texts = {name: None if record is None else record.text for name, record in changes.items()}
+        if self._held == self._answered.held:
+            self._store.save_containers(self.id, texts)
+        else:
+            self._answered = replace(self._answered, held=self._held)
+            self._keep(texts)
+
+    def _keep_resize(self, resized: Declaration) -> None:
+        self._answered = _Answered(resized.text, self._held)
+        self._keep()
 
     def _keep_removals(self, removals: Mapping[str, Removal]) -> None:
         self._store.save_removals(self.id, removals)
@@ -470,12 +537,12 @@ class Sandbox:
         await self._vm.detach()
         self._attachment = None
         self._boot = self._plan.boot
-        self._aim(*self._assess())
+        self._aim(*self._assess(self._held))
         if not self._forgotten:
             self._keep()
 
     def _record(self, text: bytes, where: str) -> Record:
-        return Record(text, demand.of(oci.decode(text, where), self._plan.config.cpuset_sizing))
+        return Record(text, demand.of(oci.decode(text, where), self._counting))
 
     def _must_have(self, container_id: str) -> Record:
         record = self._table.get(container_id)

@@ -7,10 +7,11 @@ and a live sandbox come to the same numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
 from math import ceil
 
-from kata_resmgr.config import Base, OverMax, SandboxConfig
+from kata_resmgr.config import Base, Compat, OverMax, SandboxConfig
 from kata_resmgr.demand import Sums
 from kata_resmgr.problem import Code, Problem
 
@@ -64,7 +65,11 @@ class Target:
     memory: int
     """Bytes."""
     excess: int
-    """vCPUs that ceil(exact) is above the maximum; 0: not clamped."""
+    """vCPUs that are asked for above the maximum; 0: not clamped."""
+    floor: Fraction = Fraction(0)
+    """vCPUs that a pod-level resize asks for; 0 without one."""
+    held: bool = False
+    """*vcpus* are those of before, as ``compat`` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list
 
 def _dynamic_boot(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
     notes: list[Note] = []
-    exact = config.default_vcpus if declared.vcpus is None else declared.vcpus
+    ignored = config.compat is Compat.KATA  # there the declared CPU is what the containers bring
+    exact = config.default_vcpus if declared.vcpus is None or ignored else declared.vcpus
     wanted = max(ceil(exact), 1)
     vcpus = min(wanted, config.default_maxvcpus)
     if vcpus < wanted:
@@ -173,11 +179,21 @@ def _static_boot(config: SandboxConfig, declared: Declared) -> tuple[BootSize, l
 
 
 def demand_vcpus(config: SandboxConfig, declared: Declared, sums: Sums) -> Fraction:
-    """``exact``: the bare demand of the containers in vCPUs."""
-    containers = sums.quota_vcpus + sums.cpuset_vcpus
+    """``exact``: the bare demand of the containers in vCPUs, under the size that is declared now."""
+    default = config.default_vcpus
+    if config.compat is Compat.KATA:
+        return default + sums.quota_vcpus if sums.quota_vcpus else Fraction(sums.cpuset_vcpus) or default
+    containers = _containers_vcpus(config, sums)
     if config.base is Base.MAX:
-        return containers if declared.vcpus is not None else max(containers, config.default_vcpus)
-    return max(config.default_vcpus, containers + (config.default_vcpus if sums.quota_vcpus else 0))
+        return containers if declared.vcpus is not None else max(containers, default)
+    return max(default, containers + (default if sums.quota_vcpus else 0))
+
+
+def _containers_vcpus(config: SandboxConfig, sums: Sums) -> Fraction:
+    """What the containers ask for, without any default."""
+    if config.compat is Compat.KATA and sums.quota_vcpus:
+        return sums.quota_vcpus
+    return sums.quota_vcpus + sums.cpuset_vcpus
 
 
 def demand_memory(config: SandboxConfig, sums: Sums) -> int:
@@ -185,31 +201,102 @@ def demand_memory(config: SandboxConfig, sums: Sums) -> int:
     return sums.memory + (config.default_memory * MIB if config.base is Base.ADD else 0)
 
 
-def target(config: SandboxConfig, boot: BootSize, declared: Declared, resized: Declared, sums: Sums) -> Target:
+def target(
+    config: SandboxConfig,
+    boot: BootSize,
+    declared: Declared,
+    sums: Sums,
+    *,
+    resized: Declared | None = None,
+    held: int | None = None,
+) -> Target:
     """What the VM should have now.
 
-    *declared* is the size known at boot, *resized* what a pod-level resize has raised it to (empty without one). The
-    maximum is ``boot.max_vcpus``, cut to the machine's once one is attached. In static mode the target is the boot
-    size, whatever is asked for. Memory may be above ``boot.max_memory``: the caller refuses that.
+    *declared* is the size known at boot, *resized* what it has become by a pod-level resize (None: never resized),
+    *held* the vCPUs that :func:`held` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
+    attached. In static mode the target is the boot size, whatever is asked for. Whether the target may be is for
+    :func:`must_be_allowed` to say: memory may be above the maximum.
     """
-    exact = demand_vcpus(config, resized if resized else declared, sums)
     if boot.static:
         return Target(exact=boot.exact, vcpus=boot.vcpus, memory=boot.memory, excess=0)
-    floor = max(boot.vcpus, ceil(resized.vcpus or 0), 1)
-    wanted = ceil(exact) if sums.containers else 0
-    need = max(demand_memory(config, sums), resized.memory or 0) - boot.memory
+    now, raised = (declared, Declared()) if resized is None else (resized, resized)
+    exact = demand_vcpus(config, now, sums)
+    floor = raised.vcpus or Fraction(0)
+    wanted = max(ceil(exact) if sums.containers else 0, ceil(floor))
+    vcpus = max(wanted, boot.vcpus, 1) if held is None else max(held, boot.vcpus)
+    need = max(demand_memory(config, sums), raised.memory or 0) - boot.memory
     return Target(
         exact=exact,
-        vcpus=min(max(wanted, floor), boot.max_vcpus),
+        vcpus=min(vcpus, boot.max_vcpus),
         memory=boot.memory + round_up(max(need, 0), boot.granularity),
-        excess=max(max(wanted, ceil(resized.vcpus or 0)) - boot.max_vcpus, 0),
+        excess=max(wanted - boot.max_vcpus, 0),
+        floor=floor,
+        held=held is not None,
     )
 
 
-def static_excess(config: SandboxConfig, boot: BootSize, declared: Declared, sums: Sums) -> Note | None:
-    """In static mode: what the containers ask for beyond the fixed size, if they do (SPEC 6)."""
-    vcpus = sums.quota_vcpus + sums.cpuset_vcpus + (config.overhead_vcpus if declared else 0)
-    memory = sums.memory + (config.overhead_memory * MIB if declared else 0)
+class Change(Enum):
+    """What an operation does to the table, as far as ``compat`` tells operations apart."""
+
+    ADD = "add"
+    """Containers come, and nothing else."""
+    DELETE = "delete"
+    """Containers go, and nothing else."""
+    UPDATE = "update"
+
+
+def held(config: SandboxConfig, change: Change, before: Target, after: Target) -> int | None:
+    """The vCPUs that stay although the table asks for others: under ``compat``, where an Add would lower them or a
+    Delete raise them (SPEC 5, end); None where *after* holds.
+    """
+    if config.compat is not Compat.KATA:
+        return None
+    lowered, raised = after.vcpus < before.vcpus, after.vcpus > before.vcpus
+    holds = (change is Change.ADD and lowered) or (change is Change.DELETE and raised)
+    return before.vcpus if holds else None
+
+
+def must_be_allowed(config: SandboxConfig, boot: BootSize, before: Target, after: Target) -> None:
+    """Refuse an operation, other than a delete, that leads from one target to the other.
+
+    Raises :class:`Problem` ``vcpu_limit_exceeded`` (``over_max_vcpus``) or ``memory_limit_exceeded``.
+    """
+    if after.excess and config.over_max_vcpus is OverMax.REFUSE:
+        for asked, earlier in ((after.exact, before.exact), (after.floor, before.floor)):
+            if ceil(asked) > boot.max_vcpus and asked > earlier:
+                raise Problem(
+                    Code.VCPU_LIMIT_EXCEEDED,
+                    f"{number(asked)} vCPUs are above the maximum of {boot.max_vcpus}: ask for less, or raise "
+                    "default_maxvcpus for new sandboxes",
+                )
+    if not boot.static and after.memory > boot.max_memory and after.memory > before.memory:
+        raise Problem(
+            Code.MEMORY_LIMIT_EXCEEDED,
+            f"{after.memory} bytes are above the maximum of {boot.max_memory}: ask for less, or raise "
+            "default_maxmemory for new sandboxes",
+        )
+
+
+def excess(
+    config: SandboxConfig, boot: BootSize, declared: Declared, sums: Sums, target: Target, resized: Declared | None
+) -> Note | None:
+    """What is asked for beyond what there can be: the condition that is in force as long as that is so."""
+    if boot.static:
+        return static_excess(config, boot, declared, sums, resized)
+    if target.excess:
+        wanted = boot.max_vcpus + target.excess
+        return Note("Clamped", "demand", f"{wanted} vCPUs are asked for, the maximum is {boot.max_vcpus}")
+    return None
+
+
+def static_excess(
+    config: SandboxConfig, boot: BootSize, declared: Declared, sums: Sums, resized: Declared | None = None
+) -> Note | None:
+    """In static mode: what is asked for beyond the fixed size, if it is (SPEC 6)."""
+    now, raised = (declared, Declared()) if resized is None else (resized, resized)
+    vcpus = max(_containers_vcpus(config, sums), raised.vcpus or Fraction(0))
+    vcpus += config.overhead_vcpus if now else 0
+    memory = max(sums.memory, raised.memory or 0) + (config.overhead_memory * MIB if now else 0)
     beyond = [
         text
         for text, over in (
@@ -218,7 +305,8 @@ def static_excess(config: SandboxConfig, boot: BootSize, declared: Declared, sum
         )
         if over
     ]
-    return Note("DemandExceedsSize", "static", "the containers ask for " + "; ".join(beyond)) if beyond else None
+    asking = "the containers ask" if resized is None else "the containers and the resized sandbox ask"
+    return Note("DemandExceedsSize", "static", f"{asking} for " + "; ".join(beyond)) if beyond else None
 
 
 def round_up(amount: int, unit: int) -> int:

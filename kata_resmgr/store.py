@@ -39,16 +39,21 @@ class SandboxRecord:
     boot: BootSize
     resources: bytes | None
     annotations: Mapping[str, str]
+    resized: bytes | None
+    """What a pod-level resize has made of the declared record; None: never resized."""
+    held_vcpus: int | None
+    """The vCPUs that ``compat`` holds against the table."""
     monitor: str
     attachment: Attachment | None
     held: bool
+    """No calls to the hypervisor, for a snapshot or a migration."""
 
 
 class Store(Protocol):
     """Each call is one transaction, kept when it returns."""
 
-    def save_sandbox(self, record: SandboxRecord) -> None:
-        """Keep *record* in place of what was kept under its id."""
+    def save_sandbox(self, record: SandboxRecord, containers: Mapping[str, bytes | None]) -> None:
+        """Keep *record* in place of what was kept under its id, and with it these changes of its containers."""
 
     def forget_sandbox(self, sandbox_id: str) -> None:
         """Drop the sandbox with its containers and removals."""
@@ -68,8 +73,9 @@ class MemoryStore:
         self.containers: dict[str, dict[str, bytes]] = {}
         self.removals: dict[str, dict[str, Removal]] = {}
 
-    def save_sandbox(self, record: SandboxRecord) -> None:
+    def save_sandbox(self, record: SandboxRecord, containers: Mapping[str, bytes | None]) -> None:
         self.sandboxes[record.id] = record
+        self.save_containers(record.id, containers)
 
     def forget_sandbox(self, sandbox_id: str) -> None:
         for kept in (self.sandboxes, self.containers, self.removals):

@@ -43,6 +43,12 @@ class ContainerBody(Body, frozen=True):
     resources: Raw
 
 
+class ResizeBody(Body, frozen=True):
+    """What is merged into the size that a sandbox declares."""
+
+    resources: Raw
+
+
 class TableBody(Body, frozen=True):
     """The whole table. Entries are decoded one by one, so that a fault can be told with its container."""
 

@@ -13,7 +13,16 @@ import msgspec
 from kata_resmgr import __version__, view
 from kata_resmgr.api import queries
 from kata_resmgr.api.answers import API_VERSION, Answer
-from kata_resmgr.api.bodies import Body, ContainerBody, Nothing, SandboxBody, TableBody, VmBody, read_table
+from kata_resmgr.api.bodies import (
+    Body,
+    ContainerBody,
+    Nothing,
+    ResizeBody,
+    SandboxBody,
+    TableBody,
+    VmBody,
+    read_table,
+)
 from kata_resmgr.ids import check_id
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
@@ -122,6 +131,11 @@ async def _put_sandbox(call: Call) -> Answer:
     return Answer(201 if outcome.created else 200, outcome.sandbox)
 
 
+async def _resize(call: Call) -> Answer:
+    resources = bytes(call.body.resources)
+    return _sandbox_answer(await call.manager.resize(call.sandbox, resources, queries.patience(call.query)))
+
+
 async def _get_sandbox(call: Call) -> Answer:
     goal, wait = queries.choice(call.query, "for", tuple(Goal)), queries.seconds(call.query, "wait")
     full = queries.choice(call.query, "view", ("full",)) is not None
@@ -227,6 +241,7 @@ _ROUTES: dict[str, dict[str, Route]] = {
     "v1/sandboxes/*": {
         "GET": Route(_get_sandbox, frozenset({"wait", "for", "view"})),
         "PUT": Route(_put_sandbox, body=_takes(SandboxBody)),
+        "PATCH": Route(_resize, queries.PATIENCE, body=_takes(ResizeBody)),
         "DELETE": Route(_delete_sandbox),
     },
     "v1/sandboxes/*/vm": {

@@ -25,6 +25,7 @@ _COMMANDS = {
     "reconcile": ("sandboxes", "read back and converge now"),
     "create": ("containers", "create or replace a container"),
     "update": ("containers", "update a container member by member"),
+    "resize": ("sandboxes", "change what a sandbox declares, member by member"),
     "delete": ("containers", "remove a container, or forget a sandbox"),
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }

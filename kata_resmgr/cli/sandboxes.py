@@ -1,4 +1,4 @@
-"""``register``, ``attach``, ``detach``, ``hold``, ``reconcile``: the life of a sandbox."""
+"""``register``, ``resize``, ``attach``, ``detach``, ``hold``, ``reconcile``: the life of a sandbox."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def _register(given: argparse.Namespace) -> int:
     body["resources"] = resources(given) or None
     present = {name: value for name, value in body.items() if value is not None}
     return ask(given, "PUT", "sandboxes", given.id, body=present, show=tell_boot)
+
+
+def resize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID")
+    has_resources(parser)
+    has_patience(parser)
+    has_json(parser)
+    parser.set_defaults(run=_resize)
+
+
+def _resize(given: argparse.Namespace) -> int:
+    body = {"resources": resources(given)}
+    return ask(given, "PATCH", "sandboxes", given.id, body=body, show=tell_size)
 
 
 def attach(parser: argparse.ArgumentParser) -> None:

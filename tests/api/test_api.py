@@ -236,7 +236,7 @@ def in_order(pieces: tuple[str, ...], text: str) -> bool:
         ("GET", "/", None, 404, "not_found", ("no path",), None),
         ("GET", "/v2/sandboxes", None, 404, "not_found", ("no path",), None),
         ("POST", "/v1/plan", "{}", 404, "not_found", ("no path",), None),
-        ("POST", "/v1/sandboxes/s1", "{}", 405, "method_not_allowed", ("GET, PUT, DELETE",), None),
+        ("POST", "/v1/sandboxes/s1", "{}", 405, "method_not_allowed", ("GET, PUT, PATCH, DELETE",), None),
         ("GET", "/v1/sandboxes?phase=up", None, 400, "invalid_query", ("phase='up'", "sized or running"), None),
         ("GET", "/v1/sandboxes?x=1", None, 400, "invalid_query", ("'x'", "there are phase"), None),
         ("GET", "/version?x", None, 400, "invalid_query", ("takes none",), None),

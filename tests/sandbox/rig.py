@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr import config as configuration
-from kata_resmgr import declared, oci, sizing, view
+from kata_resmgr import declared, sizing, view
 from kata_resmgr.host import Host
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
-from kata_resmgr.sizing import Declared
 from kata_resmgr.store import Attachment, MemoryStore
 
 NO_PATIENCE = Patience()
@@ -26,19 +25,20 @@ def cpus(count: float | str, **more: object) -> bytes:
     return json.dumps({"cpu": {"quota": round(float(count) * 100_000), "period": 100_000}, **more}).encode()
 
 
-def make_plan(toml: str = "", resources: bytes | None = None, host: Host = HOST) -> Plan:
+def make_plan(
+    toml: str = "", resources: bytes | None = None, host: Host = HOST, annotations: Mapping[str, str] | None = None
+) -> Plan:
     """What a sandbox is registered with under this configuration."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(toml)
         file.flush()
         settings = configuration.load(Path(file.name), host)
     effective = settings.for_sandbox("qemu")
-    size = Declared()
-    if resources is not None:
-        size = declared.of_resources(oci.decode(resources), effective.cpuset_sizing)
-    boot, notes = sizing.boot_size(effective, size)
+    said = dict(annotations or {})
+    declaration = declared.declare(effective, said, resources)
+    boot, notes = sizing.boot_size(effective, declaration.size)
     vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
-    return Plan(effective, resources, {}, size, boot, tuple(notes), vmm)
+    return Plan(effective, resources, said, declaration, boot, tuple(notes), vmm)
 
 
 class Rig:
@@ -64,6 +64,9 @@ class Rig:
     async def delete(self, name: str, patience: Patience = NO_PATIENCE) -> Outcome:
         return await self.sandbox.delete(name, patience)
 
+    async def resize(self, resources: bytes, patience: Patience = NO_PATIENCE) -> Outcome:
+        return await self.sandbox.resize(resources, patience)
+
     @property
     def state(self) -> view.Sandbox:
         return self.sandbox.state()
@@ -87,10 +90,12 @@ async def rig(
     *,
     attached: bool = True,
     resources: bytes | None = None,
+    annotations: Mapping[str, str] | None = None,
     driver_timeout: float = 5.0,
 ) -> AsyncIterator[Rig]:
     """A sandbox with an attached VM; nothing of it is left afterwards."""
-    made = Rig(vm or FakeVm(boot_vcpus=1, max_vcpus=8), make_plan(toml, resources), driver_timeout)
+    plan = make_plan(toml, resources, annotations=annotations)
+    made = Rig(vm or FakeVm(boot_vcpus=1, max_vcpus=8), plan, driver_timeout)
     before = asyncio.all_tasks()
     if attached:
         await made.attach()

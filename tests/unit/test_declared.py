@@ -9,7 +9,7 @@ import pytest
 from kata_resmgr import declared, oci
 from kata_resmgr.config import CpusetSizing
 from kata_resmgr.sizing import MIB, Declared
-from tests.examples import resources
+from tests.examples import resources, sandbox_config
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ from tests.examples import resources
     ],
 )
 def test_declared(text: bytes, vcpus: Fraction | None, mebibytes: int | None) -> None:
-    size = declared.of_resources(oci.decode(text), CpusetSizing.EXCLUSIVE)
+    size = declared.of_resources(oci.decode(text), sandbox_config())
     assert size == Declared(vcpus, None if mebibytes is None else mebibytes * MIB)
     assert bool(size) is (vcpus is not None or mebibytes is not None)
 
 
 def test_every_cpuset_declares_where_the_configuration_says_so() -> None:
     shared_pool = oci.decode(resources(cpus="0-3", shares=2))
-    assert declared.of_resources(shared_pool, CpusetSizing.EXCLUSIVE).vcpus is None
-    assert declared.of_resources(shared_pool, CpusetSizing.ALWAYS).vcpus == 4
+    assert declared.of_resources(shared_pool, sandbox_config()).vcpus is None
+    assert declared.of_resources(shared_pool, sandbox_config(cpuset_sizing=CpusetSizing.ALWAYS)).vcpus == 4

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import Accelerator, Machine
+from hypervisors.base import Accelerator, Machine, Plugged, Vcpu
 from kata_resmgr import explain, sizing
-from kata_resmgr.config import Base
+from kata_resmgr.annotations import CONTAINERD, CRIO, TYPE_KEYS
+from kata_resmgr.config import Base, Compat, CpusetSizing
+from kata_resmgr.declared import declare
+from kata_resmgr.declared import resized as declared_now
 from kata_resmgr.demand import ContainerTable
-from kata_resmgr.sizing import MIB, Declared
+from kata_resmgr.sizing import MIB
 from kata_resmgr.view import Input
 from tests.examples import resources, sandbox_config, table
 
-NONE = Declared()
 DEFAULTS = ["default_vcpus = 1 (default)", "default_memory = 2048 MiB (default)"]
 BOOT = "boot: 1 vCPUs, rounded up once: 1; 2048 MiB"
 NO_MEMORY = "memory: 2048 MiB + limits and huge pages of 0 MiB = 2048 MiB, within the boot size: 2048 MiB"
@@ -24,17 +26,22 @@ NO_MEMORY = "memory: 2048 MiB + limits and huge pages of 0 MiB = 2048 MiB, withi
 
 def _lines(
     containers: ContainerTable,
-    declared: Declared = NONE,
+    declared: bytes | None = None,
+    resized: bytes | None = None,
+    annotations: dict[str, str] | None = None,
     machine_max: int | None = None,
+    held: int | None = None,
     **config: Any,  # noqa: ANN401 - each field has its own type
 ) -> list[str]:
     made = sandbox_config(**config)
-    boot, _ = sizing.boot_size(made, declared)
+    declaration = declare(made, annotations or {}, declared)
+    now = None if resized is None else declared_now(made, declaration, resized)
+    boot, _ = sizing.boot_size(made, declaration.size)
     if machine_max is not None:
         boot = replace(boot, max_vcpus=machine_max)
     sums = containers.sums()
-    target = sizing.target(made, boot, declared, NONE, sums)
-    return list(explain.lines(made, boot, declared, containers.records, sums, target))
+    target = sizing.target(made, boot, declaration.size, sums, resized=None if now is None else now.size, held=held)
+    return list(explain.lines(made, boot, declaration, containers.records, sums, target, resized=now))
 
 
 def test_one_pods_life() -> None:
@@ -96,17 +103,17 @@ def test_a_container(text: bytes, line: str) -> None:
         # Floor and clamp
         (
             [resources(quota=50_000)],
-            {"declared": Declared(vcpus=Fraction(5))},
+            {"declared": resources(quota=500_000)},
             ["1 + 0.5 = 1.5, rounded up once: 2", "never below the boot size: 5"],
         ),
         (
             [resources(quota=50_000)],
-            {"declared": Declared(vcpus=Fraction(1, 2)), "base": Base.MAX},
+            {"declared": resources(quota=50_000), "base": Base.MAX},
             ["0.5, rounded up once: 1"],
         ),
         (
             [resources()],
-            {"declared": Declared(vcpus=Fraction(1, 2)), "base": Base.MAX},
+            {"declared": resources(quota=50_000), "base": Base.MAX},
             ["0, rounded up once: 0", "never below the boot size: 1"],
         ),
         (
@@ -144,7 +151,7 @@ BEYOND, WITHIN = "from the boot size in steps of", "within the boot size:"
         ),
         (
             1024 * MIB,
-            {"declared": Declared(memory=4096 * MIB)},
+            {"declared": resources(limit=4096 * MIB)},
             "2048 MiB + limits and huge pages of 1024 MiB = 3072 MiB",
             f"{WITHIN} 4096 MiB",
         ),
@@ -155,13 +162,13 @@ def test_the_memory(limit: int, config: dict[str, Any], demand: str, size: str) 
 
 
 def test_the_boot_size() -> None:
-    assert _lines(table(), declared=Declared(Fraction(11, 5), 4096 * MIB))[2:5] == [
-        "declared: 2.2 vCPUs",
-        "declared: 4096 MiB",
+    assert _lines(table(), declared=resources(quota=220_000, limit=4096 * MIB))[2:5] == [
+        "declared: quota 220000 / period 100000 = 2.2 vCPUs (resources)",
+        "declared: 4096 MiB (resources)",
         "boot: 2.2 vCPUs, rounded up once: 3; 4096 MiB",
     ]
-    assert _lines(table(), declared=Declared(Fraction(17, 2)))[2:4] == [
-        "declared: 8.5 vCPUs",
+    assert _lines(table(), declared=resources(quota=850_000))[2:4] == [
+        "declared: quota 850000 / period 100000 = 8.5 vCPUs (resources)",
         "boot: 8.5 vCPUs, rounded up once: 9, cut to the maximum of 8; 2048 MiB",
     ]
     assert _lines(table(), default_vcpus=Fraction(1, 10))[2] == "boot: 0.1 vCPUs, rounded up once: 1; 2048 MiB"
@@ -169,11 +176,11 @@ def test_the_boot_size() -> None:
 
 def test_a_static_size() -> None:
     config: dict[str, Any] = {"static": True, "overhead_vcpus": Fraction(1, 4), "overhead_memory": 64}
-    declared = Declared(Fraction(2), 1024 * MIB)
+    declared = resources(quota=200_000, limit=1024 * MIB)
     assert _lines(table(resources(quota=250_000)), declared=declared, **config) == [
         *DEFAULTS,
-        "declared: 2 vCPUs",
-        "declared: 1024 MiB",
+        "declared: quota 200000 / period 100000 = 2 vCPUs (resources)",
+        "declared: 1024 MiB (resources)",
         "overhead: 0.25 vCPUs, 64 MiB",
         "boot: 2.25 vCPUs, rounded up once: 3; 1088 MiB",
         "c0: quota 250000 / period 100000 = 2.5",
@@ -196,16 +203,116 @@ def test_many_containers_are_not_told_one_by_one() -> None:
     assert not any(line.startswith("...") for line in exactly)
 
 
+@pytest.mark.parametrize(
+    ("declared", "annotations", "config", "lines"),
+    [
+        (resources(cpus="0-3"), {}, {}, ["declared: cpuset of 4: as many vCPUs (resources)"]),
+        (
+            resources(shares=1536),
+            {},
+            {"shares_sizing": True},
+            ["declared: 1536 shares, 1024 a vCPU, rounded up: 2 vCPUs (resources)"],
+        ),
+        (
+            None,
+            {CONTAINERD["quota"]: "220000", CONTAINERD["limit"]: str(513 * MIB)},
+            {},
+            [
+                f"declared: quota 220000 / period 100000 = 2.2 vCPUs ({CONTAINERD['quota']})",
+                f"declared: 513 MiB, up to an even number of MiB: 514 MiB ({CONTAINERD['limit']})",
+            ],
+        ),
+        (
+            None,
+            {CRIO[0]: '{"cpu_quota": 50000}'},
+            {"compat": Compat.KATA},
+            [
+                f"declared: quota 50000 / period 100000 = 0.5 vCPUs ({CRIO[0]})",
+                'compat = "kata": the declared vCPUs come with the containers, not at boot',
+            ],
+        ),
+    ],
+)
+def test_what_is_declared(
+    declared: bytes | None, annotations: dict[str, str], config: dict[str, Any], lines: list[str]
+) -> None:
+    told = _lines(table(), declared=declared, annotations=annotations, **config)
+    assert told[2 : 2 + len(lines)] == lines
+    assert told[2 + len(lines)].startswith("boot: ")
+
+
+def test_a_resize() -> None:
+    declared = resources(quota=200_000, limit=1024 * MIB)
+    resized = resources(quota=450_000, limit=4095 * MIB)
+    assert _lines(table(), declared=declared, resized=resized)[4:] == [
+        "boot: 2 vCPUs, rounded up once: 2; 2048 MiB",
+        "now declared: quota 450000 / period 100000 = 4.5 vCPUs (resize of the sandbox)",
+        "now declared: 4095 MiB, up to an even number of MiB: 4096 MiB (resize of the sandbox)",
+        "no containers",
+        "resized: at least 4.5, rounded up: 5",
+        "memory: 2048 MiB + limits and huge pages of 0 MiB = 2048 MiB, resized: at least 4096 MiB, "
+        "from the boot size in steps of 128 MiB: 4096 MiB",
+    ]
+    assert _lines(table(resources(quota=100_000)), resized=resources(quota=900_000))[5:8] == [
+        "1 + 1 = 2, rounded up once: 2",
+        "resized: at least 9, rounded up: 9",
+        "above default_maxvcpus = 8: 9 cut to 8",
+    ]
+    assert "never below the boot size: 2" in _lines(table(), declared=declared, resized=resources(quota=50_000))
+    lifted = _lines(table(), declared=declared, resized=resources(quota=-1, limit=-1))
+    assert lifted[5:7] == ["now declared: nothing", "no containers: the boot size, 2"]
+    static = _lines(table(), declared=declared, resized=resources(quota=300_000), static=True)
+    assert static[-1] == "the containers and the resized sandbox ask for 3 vCPUs, fixed at 2"
+
+
+def test_kata_compatible_sizes() -> None:
+    both = table(resources(quota=50_000), resources(cpus="0-3", shares=2), cpuset_sizing=CpusetSizing.ALWAYS)
+    assert _lines(both, compat=Compat.KATA)[4:7] == [
+        "c1: cpuset of 4",
+        'compat = "kata": beside a quota no cpuset counts',
+        "1 + 0.5 = 1.5, rounded up once: 2",
+    ]
+    held = _lines(table(resources(cpus="0-3")), compat=Compat.KATA, held=2)
+    assert held[4:6] == [
+        "4, rounded up once: 4",
+        'compat = "kata": a container that comes lowers nothing, one that goes raises nothing: 2',
+    ]
+
+
 def test_the_inputs_name_their_sources() -> None:
     config = sandbox_config(origins={**sandbox_config().origins, "default_vcpus": "config.toml:16"})
-    listed = explain.inputs(config, None)
+    listed = explain.inputs(config, {}, declare(config, {}, None), None)
     assert Input("default_vcpus", "1", "config.toml:16") in listed
     assert Input("static_sandbox_resource_mgmt", "false", "default") in listed
     assert Input("default_maxvcpus", "8", "host") in listed
     assert Input("cpuset_sizing", "exclusive", "default") in listed
+    assert Input("compat", "not set", "default") in listed
+    assert not any(given.name.startswith("overhead") for given in listed)
+    static = replace(config, static=True, overhead_vcpus=Fraction(1, 2))
+    assert Input("overhead_vcpus", "0.5", "default") in explain.inputs(static, {}, declare(static, {}, None), None)
+
+
+def test_what_the_pod_says_is_an_input() -> None:
+    config = sandbox_config()
+    pod = {TYPE_KEYS[1]: "sandbox", CONTAINERD["quota"]: "150000", CONTAINERD["limit"]: str(MIB)}
+    declaration = declare(config, pod, None)
+    now = declared_now(config, declaration, resources(quota=300_000))
+    assert explain.inputs(config, pod, declaration, now)[-5:] == [
+        Input("container type", "sandbox", "io.kubernetes.cri.container-type"),
+        Input("declared: vCPUs", "1.5", "io.kubernetes.cri.sandbox-cpu-quota"),
+        Input("declared: memory", "2 MiB", "io.kubernetes.cri.sandbox-memory"),
+        Input("declared now: vCPUs", "3", "resize of the sandbox"),
+        Input("declared now: memory", "2 MiB", "io.kubernetes.cri.sandbox-memory"),
+    ]
+
+
+def test_what_the_hypervisor_reports_is_an_input() -> None:
     machine = Machine(identity="", pid=1, max_vcpus=4, vcpu_hotplug=True, accelerator=Accelerator.KVM)
-    assert explain.inputs(config, machine) == [
-        *listed,
+    plugged = Plugged(vcpus=(Vcpu("a", ours=False), Vcpu("b", ours=True)), memory=2048 * MIB)
+    assert list(explain.reported(None, None)) == []
+    assert list(explain.reported(machine, plugged)) == [
         Input("machine maximum vCPUs", "4", "hypervisor"),
         Input("accelerator", "kvm", "hypervisor"),
+        Input("plugged: vCPUs", "2", "hypervisor"),
+        Input("plugged: memory", "2048 MiB", "hypervisor"),
     ]

@@ -23,11 +23,11 @@ def _boot(declared: Declared = NONE, **config: Any) -> BootSize:  # noqa: ANN401
     return boot
 
 
-def _target(*texts: bytes, declared: Declared = NONE, resized: Declared = NONE, **config: Any) -> Target:  # noqa: ANN401
+def _target(*texts: bytes, declared: Declared = NONE, resized: Declared | None = None, **config: Any) -> Target:  # noqa: ANN401
     """The target of a table of these containers."""
     made = sandbox_config(**config)
     boot, _ = sizing.boot_size(made, declared)
-    return sizing.target(made, boot, declared, resized, table(*texts).sums())
+    return sizing.target(made, boot, declared, table(*texts).sums(), resized=resized)
 
 
 # Boot, dynamic
@@ -177,7 +177,7 @@ def test_a_demand_above_the_maximum_is_cut(quota: int, exact: Fraction | None, v
 def test_the_maximum_is_the_boot_sizes_which_the_machine_may_have_cut() -> None:
     config = sandbox_config()
     boot = replace(_boot(), max_vcpus=2)
-    target = sizing.target(config, boot, NONE, NONE, table(CPU_1_5).sums())
+    target = sizing.target(config, boot, NONE, table(CPU_1_5).sums())
     assert (target.vcpus, target.excess) == (2, 1)
 
 
@@ -240,7 +240,7 @@ def test_huge_pages_are_memory() -> None:
 
 def test_the_guests_own_granularity_counts() -> None:
     boot = replace(_boot(), granularity=1024 * MIB)
-    target = sizing.target(sandbox_config(), boot, NONE, NONE, table(resources(limit=1)).sums())
+    target = sizing.target(sandbox_config(), boot, NONE, table(resources(limit=1)).sums())
     assert target.memory == (2048 + 1024) * MIB
 
 
