@@ -151,7 +151,7 @@ def load(path: Path | None, host: Host | None = None) -> Settings:
 
 _KATA_TABLES = ("hypervisor", "runtime", "agent", "factory", "image", "netmon", "proxy", "shim")
 _OUR_TABLES = ("kata", "resmgr", "daemon")
-_OUR_KEYS = {
+OUR_KEYS = {
     "resmgr": (
         "static_sandbox_resource_mgmt",
         "base",
@@ -195,7 +195,7 @@ def _tables(file: TomlFile) -> dict[str, Table]:
             )
         tables[f"hypervisor.{canonical}"] = _table(file, "hypervisor", name)
     tables.setdefault("hypervisor.qemu", Table("hypervisor.qemu", {}))
-    for name, known in _OUR_KEYS.items():
+    for name, known in OUR_KEYS.items():
         for key, setting in tables[name].settings.items():
             if key not in known:
                 where = f"{setting.file}:{setting.line}: [{name}] {plain(key)}"

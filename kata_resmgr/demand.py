@@ -1,7 +1,7 @@
 """What the containers ask for: one container's demand, and the table with its sums.
 
 Every sum is exact and kept up incrementally, so a change of one container costs the same in a table of ten and of a
-hundred thousand (SPEC 1): quotas per period, reference counts per CPU id, bytes, shares.
+hundred thousand (SPEC 1): the sum of the fractions, reference counts per CPU id, bytes, shares.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Sums:
 class ContainerTable:
     """The containers of one sandbox by id."""
 
-    __slots__ = ("_by_cpu", "_by_period", "_memory", "_records", "_shares")
+    __slots__ = ("_by_cpu", "_memory", "_quota_vcpus", "_records", "_shares")
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
-        self._by_period: dict[int, tuple[int, int]] = {}  # period: (sum of quotas, how many containers)
+        self._quota_vcpus = Fraction()
         self._by_cpu: dict[int, int] = {}  # CPU id: how many containers
         self._memory = 0
         self._shares = 0
@@ -122,9 +122,7 @@ class ContainerTable:
         """The sums as they are now."""
         return Sums(
             containers=len(self._records),
-            quota_vcpus=sum(
-                (Fraction(quota, period) for period, (quota, _) in self._by_period.items()), start=Fraction()
-            ),
+            quota_vcpus=self._quota_vcpus,
             cpuset_vcpus=len(self._by_cpu),
             memory=self._memory,
             shares=self._shares,
@@ -134,11 +132,7 @@ class ContainerTable:
         self._memory += sign * demand.memory
         self._shares += sign * demand.shares
         if demand.quota:
-            quota, containers = self._by_period.get(demand.period, (0, 0))
-            if containers + sign:
-                self._by_period[demand.period] = (quota + sign * demand.quota, containers + sign)
-            else:
-                del self._by_period[demand.period]
+            self._quota_vcpus += Fraction(sign * demand.quota, demand.period)
         for cpu in demand.cpus:
             containers = self._by_cpu.get(cpu, 0) + sign
             if containers:

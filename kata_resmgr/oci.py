@@ -7,6 +7,7 @@ is stored and returned, so members that this program does not know survive. The 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -17,16 +18,13 @@ from kata_resmgr.problem import At, Code, Problem
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Uint64 = Annotated[int, msgspec.Meta(ge=0)]
-_UINT64_MAX = 2**64 - 1  # msgspec takes no bound above int64; _within_uint64 enforces this one
+_UINT64_MAX = 2**64 - 1  # msgspec takes no bound above int64; decode() enforces this one
 
 DEFAULT_PERIOD = 100_000
 """Microseconds: the kernel's ``cpu.cfs_period_us`` where none is stated."""
 
-
-def _within_uint64(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value > _UINT64_MAX:
-            raise ValueError(f"`{name}` is {value}; at most {_UINT64_MAX} is allowed")
+NESTING_MAX = 64
+"""Levels of objects and arrays: a bound of its own, because Python's depends on how deep the caller is already."""
 
 
 class _Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -44,9 +42,6 @@ class _Cpu(_Wire, frozen=True):
     mems: str | None = None
     idle: Int64 | None = None
 
-    def __post_init__(self) -> None:
-        _within_uint64(shares=self.shares, period=self.period, burst=self.burst, realtimePeriod=self.realtime_period)
-
 
 class _Memory(_Wire, frozen=True):
     limit: Int64 | None = None
@@ -59,16 +54,10 @@ class _Memory(_Wire, frozen=True):
     use_hierarchy: bool | None = None
     check_before_update: bool | None = None
 
-    def __post_init__(self) -> None:
-        _within_uint64(swappiness=self.swappiness)
-
 
 class _HugepageLimit(_Wire, frozen=True):
     page_size: str
     limit: Uint64 | None = None
-
-    def __post_init__(self) -> None:
-        _within_uint64(limit=self.limit)
 
 
 class _Pids(_Wire, frozen=True):
@@ -115,11 +104,16 @@ def decode(text: bytes, where: str = "/resources") -> Resources:
     """
     try:
         wire = _decoder.decode(text)
-        _any_decoder.decode(text)  # what the typed decoder skips must be sound too: it is merged and returned later
+        whole = _any_decoder.decode(text)  # what the typed decoder skips must be sound too: it is merged and returned
     except msgspec.ValidationError as error:
         _refuse(error, where)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(where, f"not JSON: {error}") from None
+    if text.count(b"{") + text.count(b"[") > NESTING_MAX and _nests_too_deeply(whole):
+        raise _invalid(where, f"objects and arrays nest more than {NESTING_MAX} levels deep")
+    for member, value in _unsigned(wire):
+        if value is not None and value > _UINT64_MAX:
+            raise _invalid(f"{where}/{member}", f"{value} is out of range; at most {_UINT64_MAX} is allowed")
     cpu = wire.cpu or _NO_CPU
     memory = wire.memory or _NO_MEMORY
     if cpu.mems:
@@ -137,32 +131,40 @@ def decode(text: bytes, where: str = "/resources") -> Resources:
 
 
 def same(text: bytes, other: bytes) -> bool:
-    """Whether two texts say the same, however they are written."""
-    return text == other or bool(_any_decoder.decode(text) == _any_decoder.decode(other))
+    """Whether two texts that :func:`decode` accepts say the same, however they are written."""
+    return text == other or _canonical(text) == _canonical(other)
+
+
+def _canonical(text: bytes) -> bytes:
+    # Text against text: as Python values, true and 1 would be equal.
+    return msgspec.json.encode(_any_decoder.decode(text), order="sorted")
 
 
 def merge(old: bytes, update: bytes) -> bytes:
     """*old* with *update* laid over it, member by member (SPEC 4).
 
-    Both are texts that :func:`decode` accepts. Absent, null, 0 (quota, period, shares, limit) and "" (cpus, mems)
-    keep the old value; huge page entries replace those of their size, and one with a limit of 0 or none removes it.
+    Both are texts that :func:`decode` accepts, and so is what is returned. Absent, null, 0 (quota, period, shares,
+    limit) and blank (cpus, mems) keep the old value; huge page entries replace those of their size, and one with a
+    limit of 0 or none removes it.
     """
     merged = _any_decoder.decode(old)
     change = _any_decoder.decode(update)
-    for member, keeps in _KEEPING.items():
-        stated = change.get(member)
-        if isinstance(stated, dict):
-            change[member] = {key: value for key, value in stated.items() if key not in keeps or value}
-    hugepages = _merge_hugepages(merged.get("hugepageLimits"), change.pop("hugepageLimits", None))
+    for name, keeping in _KEEPING.items():
+        stated = change.get(name)
+        if stated is not None:
+            change[name] = {member: value for member, value in stated.items() if member not in keeping or _says(value)}
+    if (entries := change.pop("hugepageLimits", None)) is not None:
+        merged["hugepageLimits"] = _merge_hugepages(merged.get("hugepageLimits") or [], entries)
     _overlay(merged, change)
-    if hugepages:
-        merged["hugepageLimits"] = hugepages
-    else:
-        merged.pop("hugepageLimits", None)
     return msgspec.json.encode(merged)
 
 
 _KEEPING = {"cpu": frozenset({"quota", "period", "shares", "cpus", "mems"}), "memory": frozenset({"limit"})}
+
+
+def _says(value: int | str | None) -> bool:
+    """Whether a member of :data:`_KEEPING` states something."""
+    return bool(value.strip() if isinstance(value, str) else value)
 
 
 def _overlay(old: dict[str, Any], change: dict[str, Any]) -> None:
@@ -176,14 +178,39 @@ def _overlay(old: dict[str, Any], change: dict[str, Any]) -> None:
             old[key] = value
 
 
-def _merge_hugepages(old: list[dict[str, Any]] | None, change: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    entries = {entry["pageSize"]: entry for entry in old or ()}
-    for entry in change or ():
+def _merge_hugepages(old: list[dict[str, Any]], change: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    entries = {entry["pageSize"]: entry for entry in old}
+    for entry in change:
         if entry.get("limit"):
             entries[entry["pageSize"]] = entry
         else:
             entries.pop(entry["pageSize"], None)
     return list(entries.values())
+
+
+def _unsigned(wire: _Resources) -> Iterator[tuple[str, int | None]]:
+    """Every member that is an unsigned 64-bit number, with its pointer."""
+    if wire.cpu is not None:
+        yield "cpu/shares", wire.cpu.shares
+        yield "cpu/period", wire.cpu.period
+        yield "cpu/burst", wire.cpu.burst
+        yield "cpu/realtimePeriod", wire.cpu.realtime_period
+    if wire.memory is not None:
+        yield "memory/swappiness", wire.memory.swappiness
+    for index, entry in enumerate(wire.hugepage_limits or ()):
+        yield f"hugepageLimits/{index}/limit", entry.limit
+
+
+def _nests_too_deeply(whole: object) -> bool:
+    level = [whole]
+    for _ in range(NESTING_MAX):
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+    return any(isinstance(value, dict | list) for value in level)
 
 
 def _ids(text: str, pointer: str) -> frozenset[int]:

@@ -17,15 +17,17 @@ def under_roots(path: str, roots: Iterable[Path]) -> Path:
     """*path* with its symbolic links resolved. Raises :class:`Problem` ``invalid_path``, naming what is allowed."""
     if not path.startswith("/") or "\0" in path:
         raise Problem(Code.INVALID_PATH, f'"{path}" is not an absolute path')
-    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+    real = Path(os.path.realpath(path))
+    longest = max(len(os.fsencode(path)), len(os.fsencode(real)))  # either may be what is bound or connected to
+    if longest > SOCKET_PATH_LIMIT:
         raise Problem(
             Code.INVALID_PATH,
-            f'"{path}" has {len(os.fsencode(path))} bytes; a socket\'s path has at most {SOCKET_PATH_LIMIT}',
+            f"a path of {longest} bytes; a socket's path has at most {SOCKET_PATH_LIMIT}: use a shorter one than "
+            f'"{path}"',
         )
     allowed = tuple(roots)
-    real = Path(os.path.realpath(path))
     if not any(real.is_relative_to(os.path.realpath(root)) for root in allowed):
-        names = ", ".join(map(str, allowed))
+        names = ", ".join(map(str, allowed)) or "a root, for vm_roots is empty"
         raise Problem(Code.INVALID_PATH, f'"{path}" is not under {names}: use one there, or add to vm_roots')
     return real
 

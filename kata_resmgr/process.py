@@ -17,11 +17,11 @@ class Process:
     def of(pid: int) -> Process | None:
         """The process that has this pid now; None where none has, or only its exit status is left."""
         try:
-            text = Path(f"/proc/{pid}/stat").read_text()
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
         except OSError:
             return None
-        fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
-        return None if fields[0] in ("Z", "X") else Process(pid, int(fields[19]))
+        fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may hold any bytes, parentheses too
+        return None if fields[0] in (b"Z", b"X") else Process(pid, int(fields[19]))
 
     def lives(self) -> bool:
         """Whether it still runs."""

@@ -227,10 +227,13 @@ def round_up(amount: int, unit: int) -> int:
 
 
 def number(value: Fraction) -> str:
-    """A fraction as people write it: decimal where that is exact in a few digits, else as a fraction."""
+    """A number, 0 or more, as people write it: decimal where that is exact in a few digits, else as a short fraction.
+
+    A fraction with a long denominator (periods without a common factor multiply) is rounded, and says so.
+    """
     for digits in range(7):
         scaled = value * 10**digits
         if scaled.denominator == 1:
-            text = f"{scaled.numerator:0{digits + 1}d}" if scaled >= 0 else str(float(value))
+            text = f"{scaled.numerator:0{digits + 1}d}"
             return text if digits == 0 else f"{text[:-digits]}.{text[-digits:]}"
-    return str(value)
+    return str(value) if value.denominator <= 10**9 else f"about {number(round(value, 6))}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hypervisors.base import Plugged
 
@@ -90,9 +90,8 @@ class Grace:
         self._levels.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that the next step depends on."""
+class Situation(NamedTuple):
+    """All that the next step depends on. (A named tuple: it is made anew for every look.)"""
 
     desired: int
     plugged: Plugged

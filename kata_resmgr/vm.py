@@ -37,7 +37,6 @@ from kata_resmgr.process import Process
 from kata_resmgr.step import (
     AddVcpus,
     Grace,
-    Idle,
     Removal,
     RemoveVcpus,
     Situation,
@@ -386,13 +385,15 @@ class Vm:
                 self._observe(await driver.read())
             else:
                 now = self._now()
-                step = next_step(now, self._situation(now))
+                situation = self._situation(now)
+                step = next_step(now, situation)
                 if isinstance(step, AddVcpus):
                     await self._grow(driver, step.count)
                 elif isinstance(step, RemoveVcpus):
                     await self._ask_to_leave(driver, step.ids)
                 else:
-                    await self._rest(step)
+                    self._say_why(surplus_reason(now, situation))
+                    await self._sleep(step.until)
 
     async def _grow(self, driver: Hypervisor, count: int) -> None:
         before = len(self._plugged.vcpus)
@@ -404,7 +405,7 @@ class Vm:
         else:
             came = len(plugged.vcpus) - before
             refusal = None if came >= count else f"{count} vCPUs were accepted, and {came} are there"
-        self._log.info("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
+        self._log.debug("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
         self._observe(plugged)
         if refusal is None:
             self._refusals = 0
@@ -419,25 +420,25 @@ class Vm:
             self._pending[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
         self._removed_any = True
         self._keep(self._pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
-        self._log.info("removing", vcpus=ids)
+        self._log.debug("removing", vcpus=ids)
         try:
             await driver.start_removing_vcpus(ids)
         except Refused as error:
             for vcpu in ids:
                 self._told_no(vcpu, str(error))
 
-    async def _rest(self, step: Idle) -> None:
-        """Nothing to do for now: say why what is surplus is still there, and sleep."""
-        reason = self.surplus_reason
-        self._conditions.only(
-            Kind.SURPLUS,
-            None if reason == "grace" else reason,
-            f"{len(self._plugged.vcpus)} vCPUs plugged, {self._desired} desired, {len(self._pending)} being removed",
-        )
+    def _say_why(self, reason: str | None) -> None:
+        """Nothing to do for now: say why what is surplus is still there."""
+        if reason is None or reason == "grace":
+            self._conditions.only(Kind.SURPLUS, None)
+        else:
+            numbers = (
+                f"{len(self._plugged.vcpus)} vCPUs plugged, {self._desired} desired, {len(self._pending)} being removed"
+            )
+            self._conditions.only(Kind.SURPLUS, reason, numbers)
         if self.satisfied:
             self._conditions.only(Kind.GROW_FAILED, None)
         self._settle()
-        await self._sleep(step.until)
 
     # What the loop learns
 
@@ -471,7 +472,7 @@ class Vm:
             for vcpu in gone:
                 del self._pending[vcpu]
             self._keep(self._pending)
-            self._log.info("removed", vcpus=gone, left=len(ids))
+            self._log.debug("removed", vcpus=gone, left=len(ids))
         for read in self._read_waiters:
             if not read.done():
                 read.set_result(None)

@@ -55,6 +55,7 @@ class Daemon:
         self.log = directory / "log"
         self._config = config
         self._inherit = inherit
+        self._callers: list[Caller] = []
 
     def __enter__(self) -> Self:
         configuration = self.directory / "config.toml"
@@ -89,6 +90,8 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for caller in self._callers:
+            caller.close()
         self.process.terminate()
         try:
             self.process.wait(DEADLINE)
@@ -98,7 +101,9 @@ class Daemon:
             raise
 
     def caller(self) -> Caller:
-        return Caller(self.socket)
+        """A connection that is closed with the daemon, if not before."""
+        self._callers.append(Caller(self.socket))
+        return self._callers[-1]
 
 
 _HAND_OVER = """

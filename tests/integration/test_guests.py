@@ -201,6 +201,8 @@ def test_leaving_ends_qemu_and_its_sockets(minifw_guest: StartFirmware, short_tm
         guest.ready()
         assert (short_tmp / "qmp").exists()
     assert not alive(guest.pid)
+    with pytest.raises(GuestError, match="QEMU ended with status 0"):
+        guest.mode("c")
     assert list(short_tmp.iterdir()) == []
     assert set(Path("/proc/self/fd").iterdir()) == before
 
@@ -296,3 +298,9 @@ def test_the_cache_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert build.firmware(said.append) == first
     assert said == [f"building {first.parent}"]
     assert list(tmp_path.iterdir()) == [first.parent]
+
+
+def test_what_is_missing_is_named_where_it_cannot_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GuestError, match=r"missing: gcc, libc.a; install them .* apt-get install gcc libc6-dev\)"):
+        packages.ensure([packages.COMPILER, packages.STATIC_LIBC])

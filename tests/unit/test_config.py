@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,22 @@ def test_a_hypervisor_that_cannot_be_had(tmp_path: Path, text: str, asked: str |
 
 def test_the_sandbox_chooses_before_the_configuration(tmp_path: Path) -> None:
     assert settings(tmp_path, "[runtime]\nhypervisor_name = 'clh'").for_sandbox("qemu").hypervisor == "qemu"
+
+
+def test_the_sample_names_every_key_with_its_default(tmp_path: Path) -> None:
+    sample = (Path(__file__).parents[2] / "configs" / "config.toml").read_text()
+    assert sandbox(tmp_path, sample).origins == sandbox(tmp_path, "").origins
+    uncommented = "\n".join(line[1:] if line[:1] == "#" and line[1:2] != " " else line for line in sample.split("\n"))
+    loaded = settings(tmp_path, uncommented)
+    for key in {key for table in loaded.tables.values() for key in table.settings}:
+        assert f"\n#{key} = " in sample
+    ours = {key for name in ("resmgr", "daemon") for key in loaded.tables[name].settings}
+    assert ours == set(sum(config.OUR_KEYS.values(), ())) - {"compat", "rate_limiter_scaling"}
+    found, expected = loaded.for_sandbox(None), sandbox(tmp_path, "")
+    for field in set(SandboxConfig.__slots__) - {"origins"}:
+        assert getattr(found, field) == getattr(expected, field)
+    daemon = settings(tmp_path, "").daemon
+    assert dataclasses.replace(loaded.daemon, socket_group=daemon.socket_group) == daemon
 
 
 def test_this_host(tmp_path: Path) -> None:

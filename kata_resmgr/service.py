@@ -1,0 +1,113 @@
+"""The daemon as a process: what it is put together from, its signals, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import grp
+import resource
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from hypervisors.base import Hypervisor
+from hypervisors.qemu import QemuHypervisor
+from kata_resmgr import config, logs, systemd
+from kata_resmgr.api.server import CONNECTIONS, Api
+from kata_resmgr.config import ConfigError, SandboxConfig, Settings
+from kata_resmgr.listening import Listener, ListenError
+from kata_resmgr.manager import ResourceManager
+from kata_resmgr.store import MemoryStore
+
+STOP_PATIENCE = 75.0
+"""Seconds for which running operations may hold up the end: service managers kill after 90."""
+_DESCRIPTORS = 4 * CONNECTIONS
+
+log = structlog.get_logger(__name__)
+
+
+def serve(path: Path | None) -> int:
+    """Run the daemon with the configuration at *path* until SIGTERM or SIGINT.
+
+    Returns the exit status: 0, or 1 with a line on stderr when it cannot start.
+    """
+    try:
+        settings = config.load(path)
+        logs.configure(settings.daemon.log_level, settings.daemon.log_format)
+        asyncio.run(_run(path, settings))
+    except (ConfigError, ListenError, systemd.InheritedError) as error:
+        print(f"kata-resmgr: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def assemble(settings: Settings) -> ResourceManager:
+    """The composition root: what the daemon keeps state in, and which driver drives which VM."""
+    return ResourceManager(settings, MemoryStore(), _driver)
+
+
+def _driver(_: SandboxConfig, socket: str) -> Hypervisor:
+    return QemuHypervisor(socket)
+
+
+async def _run(path: Path | None, settings: Settings) -> None:
+    manager = assemble(settings)  # first: it holds the state, and a second daemon on it must not touch the socket
+    group = _group(settings.daemon.socket_group)
+    inherited = systemd.inherited_sockets()
+    own = None if inherited else Listener(settings.daemon.socket, group)
+    _allow_descriptors()
+    api = Api(manager, group)
+    try:
+        await api.start(inherited if own is None else [own.socket])
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, _reload, path, manager)
+        gc.collect()
+        gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
+        log.info("serving", socket=None if own is None else str(settings.daemon.socket), inherited=len(inherited))
+        systemd.notify("READY=1")
+        await stop.wait()
+        systemd.notify("STOPPING=1")
+        log.info("stopping")
+        await api.stop(STOP_PATIENCE)
+        await manager.close()
+    finally:
+        if own is not None:
+            own.remove()
+    log.info("stopped")
+
+
+def _reload(path: Path | None, manager: ResourceManager) -> None:
+    """SIGHUP: new sandboxes live by what the file says now; the rest, and a bad file, change nothing."""
+    loop = asyncio.get_running_loop()
+    systemd.notify("RELOADING=1", f"MONOTONIC_USEC={int(loop.time() * 1e6)}")
+    try:
+        manager.settings = replace(config.load(path), daemon=manager.settings.daemon)  # the process keeps its own
+        log.info("configuration read again")
+    except ConfigError as error:
+        log.error("configuration left as it was", reason=str(error))
+    systemd.notify("READY=1")
+
+
+def _group(name: str | None) -> int | None:
+    if name is None:
+        return None
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f'[daemon] socket_group = "{name[:80]}": there is no such group on this host') from None
+
+
+def _allow_descriptors() -> None:
+    """One for each connection and VM: the usual soft limit of 1024 is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,182 @@
+"""The daemon as a process, as a service manager sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_resmgr.cli import client
+
+PROGRAM = [sys.executable, "-c", "import sys; from kata_resmgr.cli import main; sys.exit(main())"]
+PATIENCE = 30.0
+
+
+class Place:
+    """A directory with a configuration, for one daemon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = path / "api.sock"
+        self.config = path / "config.toml"
+        self.log = path / "log"
+        self.configure("")
+
+    def configure(self, more: str) -> None:
+        roots = f'vm_roots = ["{self.path}"]\nstate = "{self.path}/state.db"\n'
+        self.config.write_text(f'[daemon]\nsocket = "{self.socket}"\n{roots}{more}')
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def events(self) -> list[str]:
+        return [record["event"] for record in self.records()]
+
+    def ask(self, method: str, target: str, body: bytes | None = None) -> tuple[int, Any]:
+        reply = client.call(str(self.socket), method, target, body)
+        return reply.status, json.loads(reply.body) if reply.body else None
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    directory = tempfile.mkdtemp(prefix="rm-")
+    yield Place(Path(directory))
+    shutil.rmtree(directory)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@contextmanager
+def daemon(place: Place, prefix: tuple[str, ...] = (), **options: Any) -> Iterator[subprocess.Popen[bytes]]:  # noqa: ANN401
+    """A running daemon, from its first word on; it is ended, if it has not ended by itself."""
+    with place.log.open("wb") as log:
+        process = subprocess.Popen([*prefix, *PROGRAM, "serve", "--config", str(place.config)], stderr=log, **options)
+    try:
+        until(lambda: process.poll() is not None or "serving" in place.log.read_text())
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def handing_over(listener: socket.socket) -> tuple[str, ...]:
+    """What starts a program as systemd does for a socket unit."""
+    code = (
+        f"import os, sys; os.dup2({listener.fileno()}, 3); "
+        "os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid())); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return sys.executable, "-c", code
+
+
+def refused(place: Place) -> str:
+    """The one line with which the daemon does not start."""
+    done = subprocess.run(
+        [*PROGRAM, "serve", "--config", str(place.config)], capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    return line
+
+
+def test_a_life(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(place.path / "notify"))
+        manager.settimeout(PATIENCE)
+        environment = os.environ | {"NOTIFY_SOCKET": str(place.path / "notify")}
+        with daemon(place, env=environment) as process:
+            assert manager.recv(100) == b"READY=1"
+            assert stat.S_IMODE(place.socket.stat().st_mode) == 0o600
+            assert place.ask("GET", "/readyz") == (200, {"ok": True, "reasons": []})
+            assert place.ask("PUT", "/v1/sandboxes/s1", b"{}")[0] == 201
+            process.send_signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
+            assert process.wait(PATIENCE) == 0
+    assert not place.socket.exists()
+    assert place.events() == ["serving", "change", "stopping", "stopped"]
+    change = place.records()[1]
+    assert (change["pid"], change["uid"], change["status"]) == (os.getpid(), os.geteuid(), 201)
+
+
+def test_ctrl_c_ends_it_as_well(place: Place) -> None:
+    with daemon(place) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_sighup(place: Place) -> None:
+    with daemon(place) as process:
+        place.configure("[hypervisor.qemu]\ndefault_memory = 63\n")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "configuration left as it was" in place.events())
+        assert "default_memory = 63: must be 0 or at least 64 MiB" in place.records()[-1]["reason"]
+        assert place.ask("PUT", "/v1/sandboxes/s1", b"{}")[1]["boot"]["memoryBytes"] > 64 << 20
+        place.configure("[hypervisor.qemu]\ndefault_memory = 64\n")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "configuration read again" in place.events())
+        assert place.ask("PUT", "/v1/sandboxes/s2", b"{}")[1]["boot"]["memoryBytes"] == 64 << 20
+
+
+def test_a_second_daemon_is_refused_and_the_first_serves_on(place: Place) -> None:
+    with daemon(place):
+        assert "another process serves it" in refused(place)
+        assert place.ask("GET", "/healthz")[0] == 200
+
+
+def test_after_a_kill_the_next_one_takes_the_socket_over(place: Place) -> None:
+    with daemon(place) as process:
+        process.kill()
+        process.wait()
+    assert place.socket.exists()
+    with daemon(place):
+        assert place.ask("GET", "/healthz")[0] == 200
+
+
+def test_an_inherited_socket(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place.socket))
+        listener.listen()
+        with daemon(place, handing_over(listener), pass_fds=[listener.fileno()]) as process:
+            assert place.ask("GET", "/healthz")[0] == 200
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+    assert place.socket.exists()  # it is not the daemon's to remove
+    assert place.records()[0]["inherited"] == 1
+
+
+def test_an_inherited_descriptor_that_is_of_no_use(place: Place) -> None:
+    with (
+        socket.socket(socket.AF_UNIX) as idle,
+        daemon(place, handing_over(idle), pass_fds=[idle.fileno()]) as process,
+    ):
+        assert process.wait(PATIENCE) == 1
+    assert place.log.read_text() == (
+        "kata-resmgr: inherited descriptor 3 is no listening Unix stream socket (ListenStream=)\n"
+    )
+
+
+def test_what_it_cannot_start_with(place: Place) -> None:
+    place.configure('socket_group = "no-such-group"\n')
+    assert '[daemon] socket_group = "no-such-group": there is no such group' in refused(place)
+    place.configure("[resmgr]\nbase = 1\n")
+    assert f"kata-resmgr: {place.config}:6: [resmgr] base = 1: must be a string" in refused(place)
+    place.config.unlink()
+    assert f"kata-resmgr: {place.config}: cannot be read: No such file" in refused(place)

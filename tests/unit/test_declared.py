@@ -1,0 +1,45 @@
+"""The size that a single container declares of itself (SPEC 3)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from kata_resmgr import declared, oci
+from kata_resmgr.config import CpusetSizing
+from kata_resmgr.sizing import MIB, Declared
+from tests.examples import resources
+
+
+@pytest.mark.parametrize(
+    ("text", "vcpus", "mebibytes"),
+    [
+        (resources(), None, None),
+        (resources(quota=-1, limit=-1), None, None),
+        (resources(quota=0, limit=0), None, None),
+        (resources(quota=220_000), Fraction(11, 5), None),
+        (resources(quota=1, period=3), Fraction(1, 3), None),
+        (resources(cpus="0-3"), Fraction(4), None),
+        (resources(quota=150_000, cpus="0-3"), Fraction(3, 2), None),
+        (resources(quota=-1, cpus="0-3", shares=4096), Fraction(4), None),
+        (resources(quota=-1, cpus="0-3", shares=4095), None, None),
+        (resources(shares=2048), None, None),
+        (resources(limit=1), None, 2),
+        (resources(limit=2 * MIB), None, 2),
+        (resources(limit=2 * MIB + 1), None, 4),
+        (resources(limit=513 * MIB), None, 514),
+        (resources(limit=MIB, hugepages={"2MB": 2 * MIB}), None, 4),
+        (resources(limit=-1, hugepages={"1GB": 1024 * MIB}), None, 1024),
+    ],
+)
+def test_declared(text: bytes, vcpus: Fraction | None, mebibytes: int | None) -> None:
+    size = declared.of_resources(oci.decode(text), CpusetSizing.EXCLUSIVE)
+    assert size == Declared(vcpus, None if mebibytes is None else mebibytes * MIB)
+    assert bool(size) is (vcpus is not None or mebibytes is not None)
+
+
+def test_every_cpuset_declares_where_the_configuration_says_so() -> None:
+    shared_pool = oci.decode(resources(cpus="0-3", shares=2))
+    assert declared.of_resources(shared_pool, CpusetSizing.EXCLUSIVE).vcpus is None
+    assert declared.of_resources(shared_pool, CpusetSizing.ALWAYS).vcpus == 4
