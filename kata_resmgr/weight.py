@@ -1,7 +1,7 @@
 """cgroup v2 ``cpu.weight`` and cgroup v1 ``cpu.shares``: there, back, and from Kubernetes' milliCPU (SPEC 11).
 
 Many shares have the same weight, so a weight names a *range* of shares. Who needs the shares again must keep them
-beside the weight. Imports little: a command that must start fast uses it.
+beside the weight. This module imports little, for the sake of the command that must start fast.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from enum import StrEnum
-from typing import NamedTuple
 
 MIN_SHARES = 2
 MAX_SHARES = 262144
@@ -51,67 +50,20 @@ def shares_of(milli_cpu: int) -> int:
     return min(max(milli_cpu * 1024 // 1000, MIN_SHARES), MAX_SHARES)
 
 
-class Range(NamedTuple):
-    """From *min* to *max*, both included; None: no upper end."""
-
-    min: int
-    max: int | None
+Range = tuple[int, int | None]
+"""The least and the most, both included; None: no upper end."""
 
 
-class Weighed(NamedTuple):
-    """The weight of some shares, and the milliCPU where the shares were made from them. None: unset."""
-
-    shares: int
-    milli_cpu: int | None
-    cpu_weight: int | None
-    formula: Formula
-
-    def json(self) -> dict[str, object]:
-        """As the command prints it (API.md)."""
-        return {
-            "shares": self.shares,
-            "milliCpu": self.milli_cpu,
-            "cpuWeight": self.cpu_weight,
-            "formula": self.formula.value,
-        }
+def shares_range(weight: int, formula: Formula = Formula.QUADRATIC) -> Range:
+    """The shares (1 or more) that have *weight* (1..10000); by both formulas there are some for each."""
+    least = 1 if weight == 1 else _least_shares(weight, formula)
+    return least, None if weight == MAX_WEIGHT else _least_shares(weight + 1, formula) - 1
 
 
-class Unweighed(NamedTuple):
-    """The shares and the milliCPU that one weight may have come from."""
-
-    cpu_weight: int
-    shares: Range
-    milli_cpu: Range
-    formula: Formula
-
-    def json(self) -> dict[str, object]:
-        """As the command prints it (API.md)."""
-        return {
-            "cpuWeight": self.cpu_weight,
-            "shares": self.shares._asdict(),
-            "milliCpu": self.milli_cpu._asdict(),
-            "formula": self.formula.value,
-        }
-
-
-def weigh(shares: int, formula: Formula = Formula.QUADRATIC) -> Weighed:
-    """The weight of *shares* (0 or more)."""
-    return Weighed(shares, None, cpu_weight(shares, formula), formula)
-
-
-def weigh_milli_cpu(milli_cpu: int, formula: Formula = Formula.QUADRATIC) -> Weighed:
-    """The weight that a request of *milli_cpu* (0 or more) has under a kubelet."""
-    return weigh(shares_of(milli_cpu), formula)._replace(milli_cpu=milli_cpu)
-
-
-def unweigh(weight: int, formula: Formula = Formula.QUADRATIC) -> Unweighed:
-    """Where *weight* (1..10000) may have come from: by both formulas every weight is some shares' and milliCPU's."""
-    lowest = 1 if weight == 1 else _least_shares(weight, formula)
-    milli_cpu = 0 if weight == 1 else _least_milli_cpu(lowest)
-    if weight == MAX_WEIGHT:
-        return Unweighed(weight, Range(lowest, None), Range(milli_cpu, None), formula)
-    above = _least_shares(weight + 1, formula)
-    return Unweighed(weight, Range(lowest, above - 1), Range(milli_cpu, _least_milli_cpu(above) - 1), formula)
+def milli_cpu_range(weight: int, formula: Formula = Formula.QUADRATIC) -> Range:
+    """The requests to which a kubelet gives *weight* (1..10000), by way of :func:`shares_of`."""
+    least = 0 if weight == 1 else _least_milli_cpu(_least_shares(weight, formula))
+    return least, None if weight == MAX_WEIGHT else _least_milli_cpu(_least_shares(weight + 1, formula)) - 1
 
 
 def _least_shares(weight: int, formula: Formula) -> int:
@@ -151,14 +103,3 @@ def parse(text: str, unit: Unit) -> int:
             return int(digits)
     shown = ascii(text if len(text) <= 40 else text[:40] + "...")
     raise ValueError(f"{shown}: {name} must be a whole number from {low} to {high} ({hint})")
-
-
-def answer(value: int, unit: Unit, formula: Formula) -> Weighed | Unweighed:
-    """What is to be told about *value*, which :func:`parse` has checked."""
-    match unit:
-        case Unit.SHARES:
-            return weigh(value, formula)
-        case Unit.MILLI_CPU:
-            return weigh_milli_cpu(value, formula)
-        case Unit.WEIGHT:
-            return unweigh(value, formula)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal, localcontext
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,12 @@ from kata_resmgr.weight import (
     MAX_SHARES,
     MAX_WEIGHT,
     Formula,
-    Range,
     Unit,
-    Unweighed,
-    Weighed,
-    answer,
     cpu_weight,
+    milli_cpu_range,
     parse,
     shares_of,
-    unweigh,
-    weigh,
-    weigh_milli_cpu,
+    shares_range,
 )
 
 KNOWN = json.loads((Path(__file__).parent.parent / "data" / "weights.json").read_text())
@@ -46,15 +41,15 @@ def test_what_runc_and_crun_assert(shares: int, weight: int | None) -> None:
 @pytest.mark.parametrize(("milli_cpu", "shares", "weight", "old"), KNOWN["milli_cpu"])
 def test_milli_cpu(milli_cpu: int, shares: int, weight: int, old: int) -> None:
     assert shares_of(milli_cpu) == shares
-    assert weigh_milli_cpu(milli_cpu) == Weighed(shares, milli_cpu, weight, Formula.QUADRATIC)
-    assert weigh_milli_cpu(milli_cpu, LINEAR) == Weighed(shares, milli_cpu, old, LINEAR)
+    assert cpu_weight(shares) == weight
+    assert cpu_weight(shares, LINEAR) == old
 
 
 @pytest.mark.parametrize(("weight", "lowest", "highest"), KNOWN["ranges"])
 def test_the_shares_of_a_weight(weight: int, lowest: int, highest: int) -> None:
     # Outside 2..262144 shares count as the bound, so the first and the last range are wider.
-    widened = Range(1 if weight == 1 else lowest, None if weight == MAX_WEIGHT else highest)
-    assert unweigh(weight).shares == widened
+    widened = (1 if weight == 1 else lowest, None if weight == MAX_WEIGHT else highest)
+    assert shares_range(weight) == widened
 
 
 def test_no_share_is_weighed_wrongly() -> None:
@@ -74,31 +69,48 @@ def test_no_share_is_weighed_wrongly() -> None:
     assert [cpu_weight(shares) for shares in range(1, MAX_SHARES + 1)] == weights
 
 
+def milli_cpu_weight(milli_cpu: int, formula: Formula) -> int | None:
+    return cpu_weight(shares_of(milli_cpu), formula)
+
+
 @pytest.mark.parametrize("formula", Formula)
-def test_the_ranges_of_all_weights_leave_no_gap(formula: Formula) -> None:
-    ranges = [unweigh(weight, formula) for weight in range(1, MAX_WEIGHT + 1)]
-    assert (ranges[0].shares.min, ranges[0].milli_cpu.min) == (1, 0)
-    assert (ranges[-1].shares.max, ranges[-1].milli_cpu.max) == (None, None)
-    for one, above in pairwise(ranges):
-        for its, follows in ((one.shares, above.shares), (one.milli_cpu, above.milli_cpu)):
-            assert its.max is not None
-            assert its.min <= its.max == follows.min - 1
-            weigh_it = weigh if its is one.shares else weigh_milli_cpu
-            assert weigh_it(its.min, formula).cpu_weight == weigh_it(its.max, formula).cpu_weight == one.cpu_weight
+@pytest.mark.parametrize(
+    ("range_of", "weigh", "first"), [(shares_range, cpu_weight, 1), (milli_cpu_range, milli_cpu_weight, 0)]
+)
+def test_the_ranges_of_all_weights_leave_no_gap(
+    formula: Formula,
+    range_of: Callable[[int, Formula], tuple[int, int | None]],
+    weigh: Callable[[int, Formula], int | None],
+    first: int,
+) -> None:
+    follows = first
+    for weight in range(1, MAX_WEIGHT):
+        least, most = range_of(weight, formula)
+        assert most is not None
+        assert least == follows <= most
+        assert weigh(least, formula) == weigh(most, formula) == weight
+        follows = most + 1
+    assert range_of(MAX_WEIGHT, formula) == (follows, None)
+    assert weigh(follows, formula) == MAX_WEIGHT
 
 
-def test_what_is_told() -> None:
-    assert weigh(1024).json() == {"shares": 1024, "milliCpu": None, "cpuWeight": 100, "formula": "quadratic"}
-    assert weigh(0, LINEAR).json() == {"shares": 0, "milliCpu": None, "cpuWeight": None, "formula": "linear"}
-    assert unweigh(17).json() == {
-        "cpuWeight": 17,
-        "shares": {"min": 95, "max": 102},
-        "milliCpu": {"min": 93, "max": 100},
-        "formula": "quadratic",
-    }
-    assert answer(1024, Unit.SHARES, LINEAR) == Weighed(1024, None, 39, LINEAR)
-    assert answer(100, Unit.MILLI_CPU, Formula.QUADRATIC) == Weighed(102, 100, 17, Formula.QUADRATIC)
-    assert answer(10000, Unit.WEIGHT, LINEAR) == Unweighed(10000, Range(262144, None), Range(256000, None), LINEAR)
+@pytest.mark.parametrize(
+    ("weight", "formula", "shares", "milli_cpu"),
+    [
+        (1, Formula.QUADRATIC, (1, 2), (0, 2)),
+        (17, Formula.QUADRATIC, (95, 102), (93, 100)),
+        (100, Formula.QUADRATIC, (1012, 1024), (989, 1000)),
+        (10000, Formula.QUADRATIC, (262115, None), (255972, None)),
+        (1, LINEAR, (1, 28), (0, 28)),
+        (39, LINEAR, (999, 1024), (976, 1000)),
+        (10000, LINEAR, (262144, None), (256000, None)),
+    ],
+)
+def test_ranges(
+    weight: int, formula: Formula, shares: tuple[int, int | None], milli_cpu: tuple[int, int | None]
+) -> None:
+    assert shares_range(weight, formula) == shares
+    assert milli_cpu_range(weight, formula) == milli_cpu
 
 
 @pytest.mark.parametrize(
