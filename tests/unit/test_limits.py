@@ -186,6 +186,11 @@ def test_the_rate_that_is_kept(limits: Limits, effective: Effective | None) -> N
     assert requested(limits).effective() == effective
 
 
+def test_a_rate_that_was_scaled_is_not_the_asked_one() -> None:
+    assert kata(bw_max_rate=80_000).effective() == Effective(bytes_per_second=10240)
+    assert kata(bw_max_rate=7_920).effective() is None
+
+
 def test_rates_are_told_only_where_they_differ() -> None:
     told = requested(Limits(bytes_per_second=1009, ops_per_second=1000)).effective()
     assert msgspec.json.encode(told) == b'{"bytesPerSecond":1000}'

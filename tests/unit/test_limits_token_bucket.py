@@ -80,6 +80,15 @@ def test_a_bucket_to_the_token(entry: dict[str, Any]) -> None:
         assert (told(made.reduce(tokens)), made.budget, made.burst) == (result, budget, burst)
 
 
+def test_a_product_above_64_bits_is_cut() -> None:
+    clock = Clock()
+    made = Bucket(2**63 - 1, 0, 1000, clock=clock)
+    assert made.reduce(2**63 - 1) is Outcome.SUCCESS
+    clock.advance(milliseconds=100)
+    assert made.reduce(0) is Outcome.SUCCESS
+    assert made.budget == 18446744073  # (2^64 - 10^8) // 10^9, where a tenth of the size is due
+
+
 @pytest.mark.parametrize("entry", known("rate_limiter.new", "rate_limiter_group.new"))
 def test_a_new_limiter(entry: dict[str, Any]) -> None:
     made = a_limiter(entry["input"]["args"], Clock())
