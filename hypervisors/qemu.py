@@ -150,7 +150,6 @@ class _Monitor(QMPClient):
         super().__init__(readbuflen=_LONGEST_MESSAGE)
         # Whatever the library would log arrives here as an exception as well, and is told once, by us.
         self.logger = _SILENCE
-        self.events.event_filter = lambda _: False
         self._on_event = on_event
 
     def _cb_outbound(self, msg: Message) -> Message:
@@ -161,10 +160,13 @@ class _Monitor(QMPClient):
     def _cb_inbound(self, msg: Message) -> Message:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("<- %s", _cut(dict(msg)))
-        event = msg.get("event")
-        if event is not None:
-            self._on_event(event, msg.get("data"))
         return msg
+
+    async def _on_message(self, msg: Message) -> None:
+        if "event" in msg:  # none for the library's listeners: the default one would keep it for ever
+            self._on_event(msg["event"], msg.get("data"))
+        else:
+            await super()._on_message(msg)
 
     async def pipeline(self, commands: Sequence[Message]) -> list[Answer]:
         """Send all *commands* in order before the first answer is awaited; the answers in the same order.
@@ -179,11 +181,11 @@ class _Monitor(QMPClient):
                 await asyncio.sleep(0)
             answer = await self._settle(last)
             return [*[await task for task in tasks], answer]
-        finally:
+        except BaseException:
             for task in tasks:
                 task.cancel()
-            if not all(task.done() for task in tasks):
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def _settle(self, command: Message) -> Answer:
         try:
@@ -228,7 +230,9 @@ class QemuHypervisor:
         self._occupied: dict[int, str | None] = {}
         self._highest = 0
         self._adding = False
-        self._last_departed = ""
+        # Who was last told to have gone; the events on it go on after that.
+        self._departed_path = ""
+        self._departed_slot: int | None = None
         self._memory = 0
         self._memory_stale = True
 
@@ -475,9 +479,9 @@ class QemuHypervisor:
         seated = self._present.pop(path, None)
         if seated is not None:
             self._occupied.pop(seated.slot, None)
-            self._last_departed = path
+            self._departed_path, self._departed_slot = path, seated.slot
             self._tell(SizeChanged())
-        elif path != self._last_departed:
+        elif path != self._departed_path:
             self._on_memory()
 
     def _on_cpu_status(self, ost: _Ost) -> None:
@@ -488,10 +492,13 @@ class QemuHypervisor:
             if 0 <= slot < len(self._slots) and slot not in self._occupied and not self._adding:
                 self._occupied[slot] = None
                 self._tell(SizeChanged())
-        elif ost.source == _EJECTING and path is not None:
+        elif ost.source == _EJECTING:
             if ost.status == _SUCCESS:
-                self._tell(SizeChanged())
-            elif ost.status != _IN_PROGRESS:
+                if slot == self._departed_slot:
+                    self._departed_slot = None  # has been told, and the slot may be somebody else's by now
+                elif path is not None:
+                    self._tell(SizeChanged())
+            elif ost.status != _IN_PROGRESS and path is not None:
                 words = _EJECTION_STATUS.get(ost.status, "no reason told")
                 self._tell(RemovalRefused(self._present[path].vcpu.id, f"{words} (ACPI status {ost.status})"))
 

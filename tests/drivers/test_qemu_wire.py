@@ -321,6 +321,23 @@ async def test_an_insertion_of_ours_acknowledged_before_the_read_back_is_no_hint
     assert hints.heard == []
 
 
+async def test_the_last_word_on_a_removal_does_not_concern_who_sits_there_now(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    await driver.add_vcpus(1)
+    server.event("DEVICE_DELETED", {"path": "/machine/peripheral/resmgr-vcpu-1/lapic"})
+    server.free_unseen("resmgr-vcpu-1")
+    await hints.next(SizeChanged)
+    await driver.add_vcpus(1)
+
+    server.event("DEVICE_DELETED", {"device": "resmgr-vcpu-1", "path": "/machine/peripheral/resmgr-vcpu-1"})
+    server.event("ACPI_DEVICE_OST", {"info": {"slot": "1", "slot-type": "CPU", "source": 3, "status": 0}})
+
+    server.reset()
+    await hints.next(GuestReset)
+    assert hints.heard == []
+
+
 async def test_under_tcg_the_lapic_is_proof_enough(directory: Path) -> None:
     hints = Hints()
     async with QmpServer(directory / "m", kvm=False) as server:
