@@ -30,7 +30,7 @@ C = TypeVar("C", bound=Change)
 
 
 class Hints:
-    """A listener that keeps what it hears."""
+    """A listener that keeps what it hears until it is taken by :meth:`next`."""
 
     def __init__(self) -> None:
         self.heard: list[Change] = []
@@ -41,15 +41,14 @@ class Hints:
         self._news.set()
 
     async def next(self, kind: type[C]) -> C:
-        """The next hint of that kind that has not been returned yet; those before it are dropped."""
+        """The next hint, which must be of that kind."""
         async with asyncio.timeout(PATIENCE):
-            while True:
-                while self.heard:
-                    change = self.heard.pop(0)
-                    if isinstance(change, kind):
-                        return change
+            while not self.heard:
                 self._news.clear()
                 await self._news.wait()
+        change = self.heard.pop(0)
+        assert isinstance(change, kind), f"{change} instead of {kind.__name__}"
+        return change
 
 
 class Backend(ABC):
