@@ -7,8 +7,8 @@
         guest.online_cpus()
 
 The caller's arguments say how many vCPUs, how much memory and which monitors; the rest is here. The guest's serial
-ports are a socket pair and an unnamed file, so that nothing is left in a file system. Leaving the context ends QEMU, and
-so does the end of this process, however it comes. Failures are :class:`GuestError`, with what QEMU and the guest said.
+ports are a socket pair and an unnamed file: nothing is left in a file system. Leaving the context ends QEMU, and so
+does the end of this process, however it comes. Failures are :class:`GuestError`, with what QEMU and the guest said.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -34,16 +35,6 @@ from kata_resmgr.guest.packages import Say, silent
 NEEDS = (packages.QEMU, packages.SETPRIV)
 """What must be installed to run a guest that is built."""
 
-def prepare(say: Say = silent) -> None:
-    """Install and build all that both guests need, so that starting one takes no longer than it must.
-
-    Raises :class:`GuestError`, which says what to install where that cannot be done here.
-    """
-    packages.ensure(NEEDS, say)
-    build.firmware(say)
-    build.linux(say)
-
-
 Mode: TypeAlias = Literal["c", "i", "r", "s"]
 """How the mini firmware meets a removal: it cooperates, ignores, refuses; or it spins, deaf to hot-plug."""
 
@@ -55,6 +46,12 @@ _TAIL = 2000
 
 # The kernel ends a child with the *thread* that started it (PR_SET_PDEATHSIG). This one lives as long as the process.
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qemu-starter")
+
+
+def prepare(say: Say = silent) -> None:
+    """What both guests need, so that starting one later takes no longer than it must."""
+    FirmwareGuest.prepare(say)
+    LinuxGuest.prepare(say)
 
 
 class _Serial:
@@ -94,7 +91,9 @@ class _Log:
         self.fd = os.memfd_create("kata-resmgr-guest")
 
     def tail(self) -> str:
-        """The end of what was written."""
+        """The end of what was written, while it is open."""
+        if self.fd < 0:
+            return ""
         # Read at an offset: the place where QEMU writes on is shared with us.
         return os.pread(self.fd, _TAIL, max(0, os.fstat(self.fd).st_size - _TAIL)).decode(errors="replace").strip()
 
@@ -111,23 +110,26 @@ def _left(until: float) -> float:
     return left
 
 
-class Guest:
+class Guest(ABC):
     """A running QEMU with a guest. Its methods may be called from any thread."""
 
     kind: ClassVar[str]
     """What runs inside, in words."""
 
-    def __init__(self, arguments: Sequence[str], accelerator: Accelerator) -> None:
-        """Start QEMU. *arguments* may use its chardevs ``console``, which is a log, and ``harness``."""
+    def __init__(self, arguments: Sequence[str], *, accelerator: Accelerator | None = None) -> None:
+        """Start QEMU, under the accelerator of :func:`accelerator_for` unless one is given.
+
+        *arguments* may use its chardevs ``console``, which is a log, and ``harness``.
+        """
         packages.ensure(NEEDS)
-        self.accelerator = accelerator
+        self.accelerator = accelerator or accelerator_for(type(self))
         self._exchange = threading.Lock()
         self._said, self._console, self._serial = _Log(), _Log(), _Serial()
         port = self._serial.theirs.fileno()
         argv = [
             "setpriv", "--pdeathsig", "KILL", "--",
             "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none",
-            "-machine", "q35", "-accel", accelerator.value, *_CPU[accelerator],
+            "-machine", "q35,vmport=on", "-accel", self.accelerator.value, *_CPU[self.accelerator],
             "-chardev", f"file,id=console,path=/dev/fd/{self._console.fd}",
             "-chardev", f"socket,id=harness,fd={port}",
             *arguments,
@@ -147,11 +149,20 @@ class Guest:
         # So that the end of QEMU is the end of the stream.
         self._serial.theirs.close()
 
+    @classmethod
+    def prepare(cls, say: Say = silent) -> None:
+        """Install and build what this guest needs. Raises :class:`GuestError` where that cannot be done here."""
+        packages.ensure(NEEDS, say)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+    @abstractmethod
+    def ready(self, seconds: float) -> None:
+        """Wait until the guest is up: once for its start, and once more for each reset."""
 
     @property
     def pid(self) -> int:
@@ -215,7 +226,9 @@ class Guest:
 _CPU = {
     # Some hosts offer this feature without the register behind it, and QEMU then refuses to start.
     Accelerator.KVM: ("-cpu", "host,-arch-capabilities"),
-    Accelerator.TCG: (),
+    # Linux from 6.9 on counts the slots for hot-plug only where it knows that it is a guest, and TCG is no hypervisor
+    # that it knows. It knows VMware by the serial number and QEMU's `vmport`, where the CPU names no other.
+    Accelerator.TCG: ("-cpu", "qemu64,-hypervisor", "-smbios", "type=1,serial=VMware-kata-resmgr"),
 }
 
 
@@ -227,13 +240,14 @@ class FirmwareGuest(Guest):
     def __init__(self, arguments: Sequence[str], *, accelerator: Accelerator | None = None) -> None:
         """Start it, under the accelerator of :func:`accelerator_for` unless one is given."""
         image = build.firmware()
-        super().__init__(
-            ["-bios", str(image), "-serial", "chardev:harness", *arguments],
-            accelerator or accelerator_for(FirmwareGuest),
-        )
+        super().__init__(["-bios", str(image), "-serial", "chardev:harness", *arguments], accelerator=accelerator)
+
+    @classmethod
+    def prepare(cls, say: Say = silent) -> None:
+        super().prepare(say)
+        build.firmware(say)
 
     def ready(self, seconds: float = 10.0) -> None:
-        """Wait until it is up: once for its start, and once more for each reset."""
         with self._deadline("waiting for it to come up", seconds) as until:
             while self._serial.line(until) != b"R":
                 pass
@@ -269,16 +283,21 @@ class LinuxGuest(Guest):
         super().__init__(
             [
                 "-kernel", str(image.kernel), "-initrd", str(image.initrd),
-                "-append", " ".join(["console=ttyS0", "quiet", "panic=-1", *kernel_params]),
+                "-append", " ".join(["console=ttyS0", "quiet", "panic=-1", "cryptomgr.notests", *kernel_params]),
                 "-serial", "chardev:console", "-serial", "chardev:harness",
                 *([] if reboots else ["-no-reboot"]),
                 *arguments,
             ],
-            accelerator or accelerator_for(LinuxGuest),
+            accelerator=accelerator,
         )  # fmt: skip
 
+    @classmethod
+    def prepare(cls, say: Say = silent) -> None:
+        super().prepare(say)
+        build.linux(say)
+
     def ready(self, seconds: float = 60.0) -> None:
-        """Wait until user land watches for hot-plug: once for its start, and once more for each reboot."""
+        """Wait until user land watches for hot-plug: once for its start, and once more for each reset."""
         with self._deadline("waiting for its user land", seconds) as until:
             while self._serial.line(until) != b"ready":
                 pass
@@ -319,13 +338,13 @@ class LinuxGuest(Guest):
         return int(self.run("awk '/^MemTotal:/ { print $2 }' /proc/meminfo")) * 1024
 
 
-def accelerator_for(kind: type[FirmwareGuest | LinuxGuest]) -> Accelerator:
+def accelerator_for(kind: type[Guest]) -> Accelerator:
     """KVM where such a guest was seen to come up under it, else TCG."""
     return Accelerator.KVM if why_not_kvm(kind) is None else Accelerator.TCG
 
 
 @cache
-def why_not_kvm(kind: type[FirmwareGuest | LinuxGuest]) -> str | None:
+def why_not_kvm(kind: type[Guest]) -> str | None:
     """Why KVM cannot run such a guest on this machine, or None where it can; found by trying, once in a process.
 
     A nested or reduced KVM may run the firmware and still not boot Linux.
@@ -334,6 +353,7 @@ def why_not_kvm(kind: type[FirmwareGuest | LinuxGuest]) -> str | None:
         os.close(os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         return f"/dev/kvm cannot be opened: {error.strerror}"
+    kind.prepare()
     try:
         with kind(["-m", "128M"], accelerator=Accelerator.KVM) as guest:
             guest.ready(_TRIAL_SECONDS)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -75,8 +76,9 @@ def ensure(needs: Iterable[Need], say: Say = silent) -> None:
         raise GuestError(f"still missing after apt-get install {' '.join(packages)}: {', '.join(still)}")
 
 
+@cache
 def update() -> None:
-    """Refresh apt's lists."""
+    """Refresh apt's lists, once in a process."""
     _apt_get("update")
 
 

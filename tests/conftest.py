@@ -1,0 +1,144 @@
+"""What all tests share: guests under real QEMU, short directories, and the account of what ran for real.
+
+``minifw_guest`` and ``linux_guest`` are factories; what they start ends with the test. A test that uses one belongs
+to a group, such as "KVM, mini firmware", and the summary names the groups that ran and the reason for each that did
+not. The only reason is a machine without a KVM that serves: everything else is installed, or an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from hypervisors.base import Accelerator
+from kata_resmgr.guest import build
+from kata_resmgr.guest.machine import FirmwareGuest, LinuxGuest, why_not_kvm
+
+_SESSION = ("KATA_RESMGR_TEST_SESSION", uuid.uuid4().hex)
+"""In the environment of all that this session starts, so that what it leaves can be found."""
+
+_GROUP = "real QEMU"
+_left_behind: list[str] = []
+
+
+class StartLinux(Protocol):
+    """What ``linux_guest`` is."""
+
+    def __call__(
+        self, arguments: Sequence[str], *, kernel_params: Sequence[str] = (), reboots: bool = False
+    ) -> LinuxGuest: ...
+
+
+@pytest.fixture
+def minifw_guest() -> Iterator[Callable[[Sequence[str]], FirmwareGuest]]:
+    """Starts mini firmware guests under KVM; ``ready()`` is the caller's to await."""
+    with contextlib.ExitStack() as guests:
+        yield lambda arguments: guests.enter_context(FirmwareGuest(arguments, accelerator=Accelerator.KVM))
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(Accelerator.TCG, id="tcg", marks=pytest.mark.tcg),
+        pytest.param(Accelerator.KVM, id="kvm", marks=pytest.mark.kvm),
+    ]
+)
+def linux_guest(request: pytest.FixtureRequest) -> Iterator[StartLinux]:
+    """Starts Linux guests: each test under TCG, and once more under KVM where Linux boots under it."""
+    accelerator: Accelerator = request.param
+    with contextlib.ExitStack() as guests:
+
+        def start(arguments: Sequence[str], *, kernel_params: Sequence[str] = (), reboots: bool = False) -> LinuxGuest:
+            return guests.enter_context(
+                LinuxGuest(arguments, kernel_params=kernel_params, accelerator=accelerator, reboots=reboots)
+            )
+
+        yield start
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A directory of the test's own whose path is short enough for the sockets in it (107 bytes)."""
+    directory = Path(tempfile.mkdtemp(prefix="kr-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name, value = _SESSION
+    os.environ[name] = value
+    config.addinivalue_line("markers", "kvm: needs real QEMU under KVM; skipped where KVM does not serve")
+    config.addinivalue_line("markers", "tcg: needs real QEMU under TCG, which runs anywhere")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Before `-m` selects by marker.
+    for item in items:
+        if isinstance(item, pytest.Function) and "minifw_guest" in item.fixturenames:
+            item.add_marker("kvm")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marked = [accelerator for accelerator in Accelerator if item.get_closest_marker(accelerator.value)]
+    if not marked:
+        return
+    # The firmware proves nothing under TCG, whose removals are broken: what is marked for TCG runs Linux.
+    linux = Accelerator.TCG in marked or (isinstance(item, pytest.Function) and "linux_guest" in item.fixturenames)
+    kind = LinuxGuest if linux else FirmwareGuest
+    kind.prepare()
+    guest = f"Linux {build.linux().release}" if linux else kind.kind
+    item.user_properties.append((_GROUP, f"{marked[0].value.upper()}, {guest}"))
+    if Accelerator.KVM in marked and (reason := why_not_kvm(kind)):
+        pytest.skip(reason.splitlines()[0])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    until = time.monotonic() + 5
+    while (left := _qemus_of_this_session()) and time.monotonic() < until:
+        time.sleep(0.05)
+    for pid, command in left.items():
+        _left_behind.append(f"QEMU was left running: {command}")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _qemus_of_this_session() -> dict[int, str]:
+    """The command lines of the QEMU processes that descend from this session, by process id."""
+    mark = "=".join(_SESSION).encode()
+    found: dict[int, str] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if not (process / "comm").read_text().startswith("qemu-system"):
+                continue
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(process.name)] = command
+    return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            for group in (str(value) for name, value in report.user_properties if name == _GROUP):
+                what = f"skipped: {report.longrepr[2].removeprefix('Skipped: ')}" if outcome == "skipped" else outcome
+                counts.setdefault(group, Counter())[what] += 1
+    for group, outcomes in sorted(counts.items()):
+        told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        terminalreporter.write_line(f"{_GROUP}: {group}: {told}")
+    for line in _left_behind:
+        terminalreporter.write_line(line, red=True)
