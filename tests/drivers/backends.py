@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from qemu.qmp import QMPClient
 
 from hypervisors import qemu_args
-from hypervisors.base import Change, Hypervisor
+from hypervisors.base import Accelerator, Change, Hypervisor
 from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from hypervisors.qemu import QemuHypervisor
 from kata_resmgr.guest.machine import FirmwareGuest, Mode
@@ -170,7 +170,7 @@ async def real_qemu(directory: Path) -> AsyncIterator[Backend]:
     megabytes = MEMORY // MIB
     arguments = qemu_args.vmm_arguments(BOOT_VCPUS, MAX_VCPUS, megabytes, megabytes, 0, str(directory / "m"))
     arguments += ["-qmp", f"unix:{directory / 'other'},server=on,wait=off"]
-    machine = await asyncio.to_thread(FirmwareGuest, arguments)
+    machine = await asyncio.to_thread(FirmwareGuest, arguments, accelerator=Accelerator.KVM)
     try:
         await asyncio.to_thread(machine.ready)
         yield RealQemu(machine, directory)

@@ -34,8 +34,8 @@ NOT_FOUND = refusal("The command has not been found", "CommandNotFound")
 
 
 @pytest.fixture
-async def server(directory: Path) -> AsyncIterator[QmpServer]:
-    async with QmpServer(directory / "m") as server:
+async def server(short_tmp: Path) -> AsyncIterator[QmpServer]:
+    async with QmpServer(short_tmp / "m") as server:
         yield server
 
 
@@ -117,8 +117,8 @@ async def test_what_is_not_kvm_is_tcg(server: QmpServer, answer: bytes | None) -
     await driver.close()
 
 
-async def test_a_machine_without_hotplug(directory: Path) -> None:
-    async with QmpServer(directory / "m", boot_vcpus=2) as server:
+async def test_a_machine_without_hotplug(short_tmp: Path) -> None:
+    async with QmpServer(short_tmp / "m", boot_vcpus=2) as server:
         server.spoil("query-hotpluggable-cpus", NOT_FOUND)
         driver = QemuHypervisor(server.path)
 
@@ -131,16 +131,16 @@ async def test_a_machine_without_hotplug(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", "x" * 200, "nul\0"], ids=["absent", "too long", "nul"])
-async def test_nobody_there(directory: Path, name: str) -> None:
+async def test_nobody_there(short_tmp: Path, name: str) -> None:
     with pytest.raises(Unreachable):
-        await QemuHypervisor(directory / name).connect(Hints())
+        await QemuHypervisor(short_tmp / name).connect(Hints())
 
 
-async def test_not_a_socket(directory: Path) -> None:
-    (directory / "m").write_text("")
+async def test_not_a_socket(short_tmp: Path) -> None:
+    (short_tmp / "m").write_text("")
 
     with pytest.raises(Unreachable):
-        await QemuHypervisor(directory / "m").connect(Hints())
+        await QemuHypervisor(short_tmp / "m").connect(Hints())
 
 
 @pytest.mark.parametrize("greeting", [b"", GREETING[:20]], ids=["none", "half"])
@@ -336,9 +336,9 @@ async def test_the_last_word_on_a_removal_does_not_concern_who_sits_there_now(
     await hints.next(GuestReset)
 
 
-async def test_under_tcg_the_lapic_is_proof_enough(directory: Path) -> None:
+async def test_under_tcg_the_lapic_is_proof_enough(short_tmp: Path) -> None:
     hints = Hints()
-    async with QmpServer(directory / "m", kvm=False) as server:
+    async with QmpServer(short_tmp / "m", kvm=False) as server:
         driver = QemuHypervisor(server.path)
         await driver.connect(hints)
         await driver.add_vcpus(1)
