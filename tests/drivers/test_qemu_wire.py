@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -141,6 +142,16 @@ async def test_not_a_socket(short_tmp: Path) -> None:
 
     with pytest.raises(Unreachable):
         await QemuHypervisor(short_tmp / "m").connect(Hints())
+
+
+async def test_a_monitor_that_others_wait_for_already_is_busy(short_tmp: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as monitor, socket.socket(socket.AF_UNIX) as first:
+        monitor.bind(str(short_tmp / "m"))
+        monitor.listen(0)
+        first.connect(str(short_tmp / "m"))
+
+        with pytest.raises(Busy, match="already waiting"):
+            await QemuHypervisor(short_tmp / "m").connect(Hints())
 
 
 @pytest.mark.parametrize("greeting", [b"", GREETING[:20]], ids=["none", "half"])
