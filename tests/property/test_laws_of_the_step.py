@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypervisors.base import Plugged, Vcpu
@@ -15,7 +14,7 @@ from kata_resmgr.step import AddVcpus, Grace, Idle, Removal, RemoveVcpus, Situat
 BOOT, MAXIMUM, DELAY = 2, 6, 5.0
 
 TARGETS = st.integers(BOOT, MAXIMUM)
-SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.5, 5.0, 20.0, 100.0])
+SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.5, 5.0, 8.0, 100.0])
 
 
 class Guest(Enum):
@@ -27,16 +26,29 @@ class Guest(Enum):
     SILENT = "does nothing, ever"
 
 
-class Reset(Enum):
-    """The guest is reset: what it had latched is forgotten."""
+class Stroke(Enum):
+    """What befalls the VM from outside."""
 
-    RESET = "reset"
+    NONE = "nothing"
+    RESET = "the guest is reset: what it had latched is forgotten"
+    FOREIGN = "somebody else plugs a vCPU"
 
 
-Event: TypeAlias = int | float | Guest | Reset
-"""A new target, so many seconds, another mood of the guest, a reset."""
+@dataclass(frozen=True)
+class Season:
+    """A part of a VM's life."""
 
-LIVES = st.lists(st.one_of(TARGETS, SECONDS, st.sampled_from(Guest), st.just(Reset.RESET)), max_size=25)
+    guest: Guest
+    stroke: Stroke
+    target: int
+    lasts: float
+
+
+LIVES = st.lists(
+    st.builds(Season, st.sampled_from(Guest), st.sampled_from([*Stroke, Stroke.NONE]), TARGETS, SECONDS),
+    min_size=2,
+    max_size=12,
+)
 
 
 class _Vm:
@@ -45,7 +57,8 @@ class _Vm:
     def __init__(self) -> None:
         self.now = 0.0
         self.desired = BOOT
-        self.vcpus = [Vcpu(f"boot{number}", ours=False) for number in range(BOOT)]
+        self.vcpus = [Vcpu(f"foreign{number}", ours=False) for number in range(1, BOOT + 1)]
+        self.foreign = BOOT
         self.pending: dict[str, Removal] = {}
         self.guest = Guest.GIVES
         self._latched: list[str] = []
@@ -53,24 +66,22 @@ class _Vm:
         self._grace = Grace()
         self._falls: list[tuple[float, int]] = []  # when a target ended, and what it was
 
-    def live(self, event: Event) -> None:
-        match event:
-            case Guest():
-                self.guest = event
-            case Reset():
-                self._latched.clear()
-                self.pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self.pending.items()}
-            case int():
-                self._falls.append((self.now, self.desired))
-                self._grace.note(self.desired, event, self.now + DELAY)
-                self.desired = event
-            case float():
-                self._pass_time(self.now + event)
-        self._run()
+    def live(self, season: Season) -> None:
+        self.guest = season.guest
+        if season.stroke is Stroke.RESET:
+            self._latched.clear()
+            self.pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self.pending.items()}
+        elif season.stroke is Stroke.FOREIGN and len(self.vcpus) < MAXIMUM:
+            self.foreign += 1
+            self.vcpus.insert(self.foreign - 1, Vcpu(f"foreign{self.foreign}", ours=False))
+        self._falls.append((self.now, self.desired))
+        self._grace.note(self.desired, season.target, self.now + DELAY)
+        self.desired = season.target
+        self._pass_time(self.now + season.lasts)
 
     def cooperate(self) -> None:
         """From now on the guest does as it is asked, and everything that is to happen happens."""
-        self.live(Guest.GIVES)
+        self.guest = Guest.GIVES
         while (until := self._run().until) is not None:
             self._pass_time(until)
 
@@ -154,23 +165,26 @@ class _Vm:
         elif reason == "grace":
             assert not self.pending
             assert self._lately_desired() > self.desired
+        elif reason == "boot-floor":
+            assert not any(vcpu.ours for vcpu in self.vcpus)
         elif reason is not None:
             assert any(removal.attempts > 1 or removal.refusal for removal in self.pending.values())
 
 
+@settings(max_examples=500)
 @given(LIVES)
-def test_a_life_ends_with_what_is_desired_once_the_guest_cooperates(life: list[Event]) -> None:
+def test_a_life_ends_with_what_is_desired_once_the_guest_cooperates(life: list[Season]) -> None:
     vm = _Vm()
-    for event in life:
-        vm.live(event)
-        assert BOOT <= len(vm.vcpus) <= MAXIMUM
+    for season in life:
+        vm.live(season)
         assert vm.pending.keys() <= {vcpu.id for vcpu in vm.vcpus}
     vm.cooperate()
-    assert len(vm.vcpus) == vm.desired
     assert not vm.pending
-    assert [vcpu.id for vcpu in vm.vcpus[:BOOT]] == ["boot0", "boot1"]
+    assert len(vm.vcpus) == max(vm.desired, vm.foreign)
+    assert sum(not vcpu.ours for vcpu in vm.vcpus) == vm.foreign
 
 
+@settings(max_examples=500)
 @given(st.lists(st.tuples(SECONDS, TARGETS), max_size=25), SECONDS)
 def test_grace_keeps_the_largest_target_of_the_delay(changes: list[tuple[float, int]], last: float) -> None:
     grace, now, desired = Grace(), 0.0, BOOT
@@ -179,8 +193,8 @@ def test_grace_keeps_the_largest_target_of_the_delay(changes: list[tuple[float, 
         now += seconds
         lately = [before for at, before in ended if now < at + DELAY]
         assert max(desired, grace.highest(now)) == max([desired, *lately])
-        if (ends := grace.ends()) is not None:
-            assert now < ends <= now + DELAY
+        if lately and max(lately) > desired:
+            assert grace.ends() == max(at + DELAY for at, before in ended if before == max(lately))
         if target is not None:
             grace.note(desired, target, now + DELAY)
             ended.append((now, desired))
