@@ -21,6 +21,7 @@ import logging
 import re
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,8 +30,19 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
-from qemu.qmp import ExecInterruptedError, ExecuteError, Message, QMPClient, QMPError, Runstate, StateError
-from qemu.qmp.qmp_client import BadReplyError
+from qemu.qmp import (
+    ConnectError,
+    ExecInterruptedError,
+    ExecuteError,
+    Message,
+    QMPClient,
+    QMPError,
+    Runstate,
+    StateError,
+)
+from qemu.qmp.message import DeserializationError, UnexpectedTypeError
+from qemu.qmp.models import ErrorResponse
+from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
 from hypervisors.base import (
     Accelerator,
@@ -139,6 +151,9 @@ _QUERY_SLOTS: Final = _command("query-hotpluggable-cpus")
 _QUERY_UUID: Final = _command("query-uuid")
 _QUERY_KVM: Final = _command("query-kvm")
 
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
 _SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 
@@ -167,30 +182,49 @@ class _Monitor(QMPClient):
         else:
             await super()._on_message(msg)
 
+    async def _do_recv(self) -> Message:
+        line = await self._readline()
+        try:
+            value = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DeserializationError(str(error), line) from error
+        if not isinstance(value, dict):
+            raise UnexpectedTypeError("the message is not a JSON object", value)
+        return Message(value, eager=False)
+
+    def _do_send(self, msg: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(_encode(dict(msg)))
+
     async def pipeline(self, commands: Sequence[Message]) -> list[Answer]:
         """Send all *commands* in order before the first answer is awaited; the answers in the same order.
 
-        The last is sent from here and not from a task of its own: one task less in every exchange. For that, the
-        others need one turn of the event loop to get on the way before it.
+        ``execute_msg`` hands each command to another task and waits for its answer, so that several would need a
+        task each. Here they are written at once and awaited in turn, which needs none.
         """
-        *others, last = commands
-        tasks = [asyncio.create_task(self._settle(command)) for command in others]
+        if self.runstate is not Runstate.RUNNING:
+            raise ExecInterruptedError("Disconnected")
+        waiting: deque[str] = deque()
         try:
-            if tasks:
-                await asyncio.sleep(0)
-            answer = await self._settle(last)
-            return [*[await task for task in tasks], answer]
+            for command in commands:
+                number = self._get_exec_id()
+                self._pending[number] = asyncio.Queue(maxsize=1)
+                waiting.append(number)
+                self._do_send(self._cb_outbound(Message({**command, "id": number}, eager=False)))
+            return [_answer(command, await self._reply(waiting.popleft())) for command in commands]
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for number in waiting:
+                self._pending.pop(number, None)
             raise
 
-    async def _settle(self, command: Message) -> Answer:
-        try:
-            return await self.execute_msg(command)
-        except ExecuteError as error:
-            return error
+
+def _answer(sent: Message, reply: Message) -> Answer:
+    if "return" in reply:
+        return reply["return"]
+    try:
+        return ExecuteError(ErrorResponse(reply), sent, reply)
+    except (KeyError, TypeError) as error:
+        raise BadReplyError("neither a result nor an error", reply, sent) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +325,7 @@ class QemuHypervisor:
 
     # The session: from connecting to its one end
 
-    async def _dial(self) -> socket.socket:
+    async def _dial(self, *, again: bool = True) -> socket.socket:
         """A session on a new connection, watched from now on."""
         connection = _connected_socket(self._path)
         monitor = _Monitor(self._on_event)
@@ -304,6 +338,12 @@ class QemuHypervisor:
                 silence = f"no greeting in {self._greeting_timeout:g} s"
                 raise Busy(f"{self._path}: {silence}: it serves another client, or QEMU hangs") from None
             raise TimedOut(f"{self._path}: no answer in {self._greeting_timeout:g} s") from None
+        except ConnectError as error:
+            connection.close()
+            if again and isinstance(error.exc, GreetingError):
+                # What QEMU had still to tell the last client comes before the greeting to the next one.
+                return await self._dial(again=False)
+            raise Unreachable(f"{self._path}: {_cut(error)}") from None
         except (QMPError, OSError, EOFError) as error:
             connection.close()
             raise Unreachable(f"{self._path}: {_cut(error)}") from None

@@ -162,6 +162,18 @@ async def test_no_greeting_is_a_busy_monitor(server: QmpServer, greeting: bytes)
         await QemuHypervisor(server.path, greeting_timeout=SHORT).connect(Hints())
 
 
+async def test_what_was_meant_for_the_last_client_may_come_before_the_greeting(server: QmpServer) -> None:
+    # Seen on QEMU 7.2: an event of the session before, when the next one follows at its heels.
+    late = b'{"event": "DEVICE_DELETED", "data": {"path": "/machine/peripheral/resmgr-vcpu-1"}}\r\n'
+    server.greeting = late + GREETING
+    driver = QemuHypervisor(server.path, timeout=LONG, greeting_timeout=LONG)
+    connecting = asyncio.create_task(driver.connect(Hints()))
+    await server.greeted()
+    server.greeting = GREETING
+    assert (await connecting).max_vcpus == 4
+    await driver.close()
+
+
 @pytest.mark.parametrize(
     "greeting",
     [b"SSH-2.0-OpenSSH_9.2\r\n", b'{"event": "RESET"}\r\n', b"[]\r\n", b"\xff\xfe\r\n", b"[" * 100_000 + b"\r\n"],
