@@ -125,7 +125,9 @@ class Hypervisor(Protocol):
     async def connect(self, listener: Listener) -> Machine:
         """Connect and learn the machine; from then on *listener* hears of changes.
 
-        Raises :class:`Busy` when the endpoint serves another client, :class:`Unreachable` when nobody answers.
+        Raises :class:`Busy` when the endpoint serves another client, :class:`Unreachable` when nobody listens there.
+        When it raises, nothing is held and *listener* hears nothing of the end. A driver that was closed, or has lost
+        its connection, may be connected again.
         """
 
     async def read(self) -> Plugged:

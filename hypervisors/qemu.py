@@ -1,6 +1,6 @@
 """QEMU, over a QMP monitor of our own.
 
-What this module relies on was measured on QEMU 7.2, 10.0 and 11.1:
+What this module relies on was measured on QEMU 7.2; answers and events on 10.0 and 11.1 too:
 
 - A slot's number is its place among the machine's possible vCPUs, lowest first: the reverse of
   ``query-hotpluggable-cpus``, the ``slot`` of an ACPI event, and the ``cpu-index`` of a vCPU that is plugged.
@@ -10,7 +10,7 @@ What this module relies on was measured on QEMU 7.2, 10.0 and 11.1:
   ``DEVICE_DELETED`` for its QOM path or the ``/lapic`` below it (under TCG only the latter comes), or in an ACPI
   status of 0 for its slot; a guest's refusal only in another ACPI status.
 
-qemu.qmp keeps no deadlines, keeps every event for ever in its default listener, and pretty-prints every message for a
+qemu.qmp knows no deadlines, keeps every event for ever in its default listener, and pretty-prints every message for a
 log that is off; :class:`_Monitor` and :meth:`QemuHypervisor._bounded` make up for that.
 """
 
@@ -21,6 +21,7 @@ import logging
 import re
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,8 +30,19 @@ from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
-from qemu.qmp import ExecInterruptedError, ExecuteError, Message, QMPClient, QMPError, Runstate, StateError
-from qemu.qmp.qmp_client import BadReplyError
+from qemu.qmp import (
+    ConnectError,
+    ExecInterruptedError,
+    ExecuteError,
+    Message,
+    QMPClient,
+    QMPError,
+    Runstate,
+    StateError,
+)
+from qemu.qmp.message import DeserializationError, UnexpectedTypeError
+from qemu.qmp.models import ErrorResponse
+from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
 from hypervisors.base import (
     Accelerator,
@@ -115,13 +127,12 @@ class _Memory(msgspec.Struct, rename="kebab"):
 
 
 class _Ost(msgspec.Struct, rename="kebab"):
-    """``ACPI_DEVICE_OST``: how the guest fared with a device. *device* is missing once the device has gone."""
+    """``ACPI_DEVICE_OST``: how the guest fared with what is in a slot."""
 
     slot: str
     slot_type: str
     source: int
     status: int
-    device: str | None = None
 
 
 Answer: TypeAlias = object
@@ -140,6 +151,9 @@ _QUERY_SLOTS: Final = _command("query-hotpluggable-cpus")
 _QUERY_UUID: Final = _command("query-uuid")
 _QUERY_KVM: Final = _command("query-kvm")
 
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
 _SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 
@@ -150,7 +164,6 @@ class _Monitor(QMPClient):
         super().__init__(readbuflen=_LONGEST_MESSAGE)
         # Whatever the library would log arrives here as an exception as well, and is told once, by us.
         self.logger = _SILENCE
-        self.events.event_filter = lambda _: False
         self._on_event = on_event
 
     def _cb_outbound(self, msg: Message) -> Message:
@@ -161,35 +174,57 @@ class _Monitor(QMPClient):
     def _cb_inbound(self, msg: Message) -> Message:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("<- %s", _cut(dict(msg)))
-        event = msg.get("event")
-        if event is not None:
-            self._on_event(event, msg.get("data"))
         return msg
+
+    async def _on_message(self, msg: Message) -> None:
+        if "event" in msg:  # none for the library's listeners: the default one would keep it for ever
+            self._on_event(msg["event"], msg.get("data"))
+        else:
+            await super()._on_message(msg)
+
+    async def _do_recv(self) -> Message:
+        line = await self._readline()
+        try:
+            value = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DeserializationError(str(error), line) from error
+        if not isinstance(value, dict):
+            raise UnexpectedTypeError("the message is not a JSON object", value)
+        return Message(value, eager=False)
+
+    def _do_send(self, msg: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(_encode(dict(msg)))
 
     async def pipeline(self, commands: Sequence[Message]) -> list[Answer]:
         """Send all *commands* in order before the first answer is awaited; the answers in the same order.
 
-        The last is sent from here and not from a task of its own: one task less in every exchange. For that, the
-        others need one turn of the event loop to get on the way before it.
+        ``execute_msg`` hands each command to another task and waits for its answer, so that several would need a
+        task each. Here they are written at once and awaited in turn, which needs none.
         """
-        *others, last = commands
-        tasks = [asyncio.create_task(self._settle(command)) for command in others]
+        if self.runstate is not Runstate.RUNNING:
+            raise ExecInterruptedError("Disconnected")
+        waiting: deque[str] = deque()
         try:
-            if tasks:
-                await asyncio.sleep(0)
-            answer = await self._settle(last)
-            return [*[await task for task in tasks], answer]
-        finally:
-            for task in tasks:
-                task.cancel()
-            if not all(task.done() for task in tasks):
-                await asyncio.gather(*tasks, return_exceptions=True)
+            for command in commands:
+                number = self._get_exec_id()
+                self._pending[number] = asyncio.Queue(maxsize=1)
+                waiting.append(number)
+                self._do_send(self._cb_outbound(Message({**command, "id": number}, eager=False)))
+            return [_answer(command, await self._reply(waiting.popleft())) for command in commands]
+        except BaseException:
+            for number in waiting:
+                self._pending.pop(number, None)
+            raise
 
-    async def _settle(self, command: Message) -> Answer:
-        try:
-            return await self.execute_msg(command)
-        except ExecuteError as error:
-            return error
+
+def _answer(sent: Message, reply: Message) -> Answer:
+    if "return" in reply:
+        return reply["return"]
+    try:
+        return ExecuteError(ErrorResponse(reply), sent, reply)
+    except (KeyError, TypeError) as error:
+        raise BadReplyError("neither a result nor an error", reply, sent) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +263,9 @@ class QemuHypervisor:
         self._occupied: dict[int, str | None] = {}
         self._highest = 0
         self._adding = False
-        self._last_departed = ""
+        # Who was last told to have gone; the events on it go on after that.
+        self._departed_path = ""
+        self._departed_slot: int | None = None
         self._memory = 0
         self._memory_stale = True
 
@@ -262,7 +299,7 @@ class QemuHypervisor:
             most = "its maximum" if self._machine is None else f"its maximum of {self._machine.max_vcpus}"
             raise ValueError(f"{count} vCPUs cannot be added: a machine takes from 1 to {most}")
         async with self._bounded("add_vcpus") as monitor:
-            if self._machine is not None and not self._machine.vcpu_hotplug:
+            if not self._slots:
                 raise Unsupported(f"{self._path}: this machine cannot hot-plug vCPUs")
             if len(self._free_slots(count)) < count:
                 await self._exchange(monitor)
@@ -288,7 +325,7 @@ class QemuHypervisor:
 
     # The session: from connecting to its one end
 
-    async def _dial(self) -> socket.socket:
+    async def _dial(self, *, again: bool = True) -> socket.socket:
         """A session on a new connection, watched from now on."""
         connection = _connected_socket(self._path)
         monitor = _Monitor(self._on_event)
@@ -298,10 +335,15 @@ class QemuHypervisor:
         except TimeoutError:
             connection.close()
             if monitor.greeting is None:
-                raise Busy(
-                    f"{self._path}: no greeting in {self._greeting_timeout:g} s: the monitor serves another client"
-                ) from None
+                silence = f"no greeting in {self._greeting_timeout:g} s"
+                raise Busy(f"{self._path}: {silence}: it serves another client, or QEMU hangs") from None
             raise TimedOut(f"{self._path}: no answer in {self._greeting_timeout:g} s") from None
+        except ConnectError as error:
+            connection.close()
+            if again and isinstance(error.exc, GreetingError):
+                # What QEMU had still to tell the last client comes before the greeting to the next one.
+                return await self._dial(again=False)
+            raise Unreachable(f"{self._path}: {_cut(error)}") from None
         except (QMPError, OSError, EOFError) as error:
             connection.close()
             raise Unreachable(f"{self._path}: {_cut(error)}") from None
@@ -350,13 +392,13 @@ class QemuHypervisor:
         """One call: its deadline, and its failures in the words of :mod:`hypervisors.base`."""
         if self._monitor is None:
             raise Unreachable(f"{self._path}: {self._end}")
+        silent_calls, self._silent_calls = self._silent_calls + 1, 0
         try:
             async with asyncio.timeout(self._timeout):
                 yield self._monitor
-            self._silent_calls = 0
         except TimeoutError:
-            self._silent_calls += 1
-            if self._silent_calls == _SILENT_CALLS:
+            self._silent_calls = silent_calls
+            if silent_calls == _SILENT_CALLS:
                 await self._break(f"no answer to {_SILENT_CALLS} calls in a row")
             raise TimedOut(f"{self._path}: {call}: no answer in {self._timeout:g} s") from None
         except (ExecInterruptedError, StateError):
@@ -372,13 +414,12 @@ class QemuHypervisor:
         answers, plugged = await self._exchange(monitor, _QUERY_UUID, _QUERY_KVM, _QUERY_SLOTS)
         uuid, kvm, slots = answers
         identity = _value(uuid, _Uuid).uuid
-        hotplug = not isinstance(slots, ExecuteError)
-        self._slots = _value(slots, list[_Slot])[::-1] if hotplug else []
+        self._slots = [] if isinstance(slots, ExecuteError) else _value(slots, list[_Slot])[::-1]
         return Machine(
             identity="" if identity == _NO_UUID else identity,
             pid=pid,
-            max_vcpus=len(self._slots) if hotplug else len(plugged.vcpus),
-            vcpu_hotplug=hotplug,
+            max_vcpus=len(self._slots) or len(plugged.vcpus),
+            vcpu_hotplug=bool(self._slots),
             accelerator=Accelerator.KVM if _uses_kvm(kvm) else Accelerator.TCG,
         )
 
@@ -475,9 +516,9 @@ class QemuHypervisor:
         seated = self._present.pop(path, None)
         if seated is not None:
             self._occupied.pop(seated.slot, None)
-            self._last_departed = path
+            self._departed_path, self._departed_slot = path, seated.slot
             self._tell(SizeChanged())
-        elif path != self._last_departed:
+        elif path != self._departed_path:
             self._on_memory()
 
     def _on_cpu_status(self, ost: _Ost) -> None:
@@ -488,10 +529,13 @@ class QemuHypervisor:
             if 0 <= slot < len(self._slots) and slot not in self._occupied and not self._adding:
                 self._occupied[slot] = None
                 self._tell(SizeChanged())
-        elif ost.source == _EJECTING and path is not None:
+        elif ost.source == _EJECTING:
             if ost.status == _SUCCESS:
-                self._tell(SizeChanged())
-            elif ost.status != _IN_PROGRESS:
+                if slot == self._departed_slot:
+                    self._departed_slot = None  # has been told, and the slot may be somebody else's by now
+                elif path is not None:
+                    self._tell(SizeChanged())
+            elif ost.status != _IN_PROGRESS and path is not None:
                 words = _EJECTION_STATUS.get(ost.status, "no reason told")
                 self._tell(RemovalRefused(self._present[path].vcpu.id, f"{words} (ACPI status {ost.status})"))
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 
 from kata_resmgr import cpuset
-from kata_resmgr.problem import At, Code, Problem
+from kata_resmgr.problem import At, Code, Problem, one_line
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Uint64 = Annotated[int, msgspec.Meta(ge=0)]
@@ -233,4 +233,4 @@ def _refuse(error: msgspec.ValidationError, where: str) -> NoReturn:
 
 
 def _invalid(pointer: str, detail: str) -> Problem:
-    return Problem(Code.INVALID_RESOURCES, f"{pointer}: {detail}", at=(At(pointer, detail),))
+    return Problem(Code.INVALID_RESOURCES, f"{pointer}: {detail}", at=(At(pointer, one_line(detail)),))

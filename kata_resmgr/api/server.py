@@ -93,16 +93,10 @@ class Api:
             if not self._running:
                 self._idle.set()
         if request.method != "GET":
-            peer = _connection(request).peer
-            log.info(
-                "change",
-                method=request.method[:16],
-                path=request.raw_path[:256],
-                status=response.status,
-                code=code,
-                pid=peer.pid,
-                uid=peer.uid,
-                ms=round(1000 * (time.perf_counter() - began), 3),
+            ms = 1000 * (time.perf_counter() - began)
+            # Once the answer has been written: its reader need not wait for the log's.
+            asyncio.get_running_loop().call_soon(
+                _log_change, request.method, request.raw_path, response.status, code, _connection(request).peer, ms
             )
         return response
 
@@ -135,6 +129,19 @@ class Api:
                 return await route.handler(call)
         except RecursionError as error:  # nothing here recurses but over the body's own nesting
             raise Problem(Code.INVALID_BODY, "the body is nested too deeply; flatten it") from error
+
+
+def _log_change(method: str, path: str, status: int, code: str | None, peer: peers.Peer, ms: float) -> None:
+    log.info(
+        "change",
+        method=method[:16],
+        path=path[:256],
+        status=status,
+        code=code,
+        pid=peer.pid,
+        uid=peer.uid,
+        ms=round(ms, 3),
+    )
 
 
 async def _body(request: web.BaseRequest, route: Route) -> Any:  # noqa: ANN401 - the route's own type

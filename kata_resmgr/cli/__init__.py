@@ -27,9 +27,12 @@ _COMMANDS = {
     "update": ("containers", "update a container member by member"),
     "resize": ("sandboxes", "change what a sandbox declares, member by member"),
     "delete": ("containers", "remove a container, or forget a sandbox"),
+    "weight": ("weight", "convert CPU shares or milliCPU to a cgroup v2 weight, and back"),
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
+_ASK_NOBODY = ("serve", "weight")
+"""Those without a daemon's socket to name."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,10 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         name, rest, socket = common.command, common.arguments, common.socket
     module, says = _COMMANDS[name]
     command = argparse.ArgumentParser(
-        prog=f"kata-resmgr {name}", description=f"{says.capitalize()}.", formatter_class=_Help
+        prog=f"kata-resmgr {name}", description=f"{says[0].upper()}{says[1:]}.", formatter_class=_Help
     )
     getattr(import_module(f"kata_resmgr.cli.{module}"), name)(command)
-    if name != "serve":
+    if name not in _ASK_NOBODY:
         _takes_socket(command, default=socket)
     arguments = command.parse_args(rest)
     try:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from qemu.qmp import QMPClient
 
 from hypervisors import qemu_args
-from hypervisors.base import Change, Hypervisor
+from hypervisors.base import Accelerator, Change, Hypervisor
 from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from hypervisors.qemu import QemuHypervisor
 from kata_resmgr.guest.machine import FirmwareGuest, Mode
@@ -30,7 +30,7 @@ C = TypeVar("C", bound=Change)
 
 
 class Hints:
-    """A listener that keeps what it hears."""
+    """A listener that keeps what it hears until it is taken by :meth:`next`."""
 
     def __init__(self) -> None:
         self.heard: list[Change] = []
@@ -41,15 +41,14 @@ class Hints:
         self._news.set()
 
     async def next(self, kind: type[C]) -> C:
-        """The next hint of that kind that has not been returned yet; those before it are dropped."""
+        """The next hint, which must be of that kind."""
         async with asyncio.timeout(PATIENCE):
-            while True:
-                while self.heard:
-                    change = self.heard.pop(0)
-                    if isinstance(change, kind):
-                        return change
+            while not self.heard:
                 self._news.clear()
                 await self._news.wait()
+        change = self.heard.pop(0)
+        assert isinstance(change, kind), f"{change} instead of {kind.__name__}"
+        return change
 
 
 class Backend(ABC):
@@ -171,7 +170,7 @@ async def real_qemu(directory: Path) -> AsyncIterator[Backend]:
     megabytes = MEMORY // MIB
     arguments = qemu_args.vmm_arguments(BOOT_VCPUS, MAX_VCPUS, megabytes, megabytes, 0, str(directory / "m"))
     arguments += ["-qmp", f"unix:{directory / 'other'},server=on,wait=off"]
-    machine = await asyncio.to_thread(FirmwareGuest, arguments)
+    machine = await asyncio.to_thread(FirmwareGuest, arguments, accelerator=Accelerator.KVM)
     try:
         await asyncio.to_thread(machine.ready)
         yield RealQemu(machine, directory)

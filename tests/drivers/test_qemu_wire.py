@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,8 +35,8 @@ NOT_FOUND = refusal("The command has not been found", "CommandNotFound")
 
 
 @pytest.fixture
-async def server(directory: Path) -> AsyncIterator[QmpServer]:
-    async with QmpServer(directory / "m") as server:
+async def server(short_tmp: Path) -> AsyncIterator[QmpServer]:
+    async with QmpServer(short_tmp / "m") as server:
         yield server
 
 
@@ -117,8 +118,8 @@ async def test_what_is_not_kvm_is_tcg(server: QmpServer, answer: bytes | None) -
     await driver.close()
 
 
-async def test_a_machine_without_hotplug(directory: Path) -> None:
-    async with QmpServer(directory / "m", boot_vcpus=2) as server:
+async def test_a_machine_without_hotplug(short_tmp: Path) -> None:
+    async with QmpServer(short_tmp / "m", boot_vcpus=2) as server:
         server.spoil("query-hotpluggable-cpus", NOT_FOUND)
         driver = QemuHypervisor(server.path)
 
@@ -131,16 +132,26 @@ async def test_a_machine_without_hotplug(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", "x" * 200, "nul\0"], ids=["absent", "too long", "nul"])
-async def test_nobody_there(directory: Path, name: str) -> None:
+async def test_nobody_there(short_tmp: Path, name: str) -> None:
     with pytest.raises(Unreachable):
-        await QemuHypervisor(directory / name).connect(Hints())
+        await QemuHypervisor(short_tmp / name).connect(Hints())
 
 
-async def test_not_a_socket(directory: Path) -> None:
-    (directory / "m").write_text("")
+async def test_not_a_socket(short_tmp: Path) -> None:
+    (short_tmp / "m").write_text("")
 
     with pytest.raises(Unreachable):
-        await QemuHypervisor(directory / "m").connect(Hints())
+        await QemuHypervisor(short_tmp / "m").connect(Hints())
+
+
+async def test_a_monitor_that_others_wait_for_already_is_busy(short_tmp: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as monitor, socket.socket(socket.AF_UNIX) as first:
+        monitor.bind(str(short_tmp / "m"))
+        monitor.listen(0)
+        first.connect(str(short_tmp / "m"))
+
+        with pytest.raises(Busy, match="already waiting"):
+            await QemuHypervisor(short_tmp / "m").connect(Hints())
 
 
 @pytest.mark.parametrize("greeting", [b"", GREETING[:20]], ids=["none", "half"])
@@ -149,6 +160,18 @@ async def test_no_greeting_is_a_busy_monitor(server: QmpServer, greeting: bytes)
 
     with pytest.raises(Busy, match="another client"):
         await QemuHypervisor(server.path, greeting_timeout=SHORT).connect(Hints())
+
+
+async def test_what_was_meant_for_the_last_client_may_come_before_the_greeting(server: QmpServer) -> None:
+    # Seen on QEMU 7.2: an event of the session before, when the next one follows at its heels.
+    late = b'{"event": "DEVICE_DELETED", "data": {"path": "/machine/peripheral/resmgr-vcpu-1"}}\r\n'
+    server.greeting = late + GREETING
+    driver = QemuHypervisor(server.path, timeout=LONG, greeting_timeout=LONG)
+    connecting = asyncio.create_task(driver.connect(Hints()))
+    await server.greeted()
+    server.greeting = GREETING
+    assert (await connecting).max_vcpus == 4
+    await driver.close()
 
 
 @pytest.mark.parametrize(
@@ -318,12 +341,27 @@ async def test_an_insertion_of_ours_acknowledged_before_the_read_back_is_no_hint
 
     server.reset()
     await hints.next(GuestReset)
-    assert hints.heard == []
 
 
-async def test_under_tcg_the_lapic_is_proof_enough(directory: Path) -> None:
+async def test_the_last_word_on_a_removal_does_not_concern_who_sits_there_now(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    await driver.add_vcpus(1)
+    server.event("DEVICE_DELETED", {"path": "/machine/peripheral/resmgr-vcpu-1/lapic"})
+    server.free_unseen("resmgr-vcpu-1")
+    await hints.next(SizeChanged)
+    await driver.add_vcpus(1)
+
+    server.event("DEVICE_DELETED", {"device": "resmgr-vcpu-1", "path": "/machine/peripheral/resmgr-vcpu-1"})
+    server.event("ACPI_DEVICE_OST", {"info": {"slot": "1", "slot-type": "CPU", "source": 3, "status": 0}})
+
+    server.reset()
+    await hints.next(GuestReset)
+
+
+async def test_under_tcg_the_lapic_is_proof_enough(short_tmp: Path) -> None:
     hints = Hints()
-    async with QmpServer(directory / "m", kvm=False) as server:
+    async with QmpServer(short_tmp / "m", kvm=False) as server:
         driver = QemuHypervisor(server.path)
         await driver.connect(hints)
         await driver.add_vcpus(1)
@@ -374,7 +412,6 @@ async def test_events_that_say_nothing_here(
     server.reset()
 
     await hints.next(GuestReset)
-    assert hints.heard == []
     assert len((await driver.read()).vcpus) == 1
 
 

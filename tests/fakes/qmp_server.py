@@ -62,6 +62,7 @@ class QmpServer:
         self.kvm = kvm
         self.uuid = UUID
         self.greeting = GREETING
+        self._greeted = asyncio.Event()
         self.commands: list[Json] = []
         self.acknowledges_at_once = False
         """Whether the guest tells of an insertion before QEMU reads the next command, and not a little later."""
@@ -148,6 +149,10 @@ class QmpServer:
             await self._server.wait_closed()
             self._server = None
 
+    async def greeted(self) -> None:
+        """Wait until the first client has been sent the greeting."""
+        await self._greeted.wait()
+
     # The monitor
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,6 +165,7 @@ class QmpServer:
             async with self._turn:
                 self._client = writer
                 self.send(self.greeting)
+                self._greeted.set()
                 text = ""
                 while received := await reader.read(_LINE_LIMIT):
                     messages, text = _messages(text + received.decode())

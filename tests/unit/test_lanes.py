@@ -112,8 +112,10 @@ async def test_operations_on_all_follow_each_other() -> None:
     operations = _Operations()
     await operations.arrive("all 1", None)
     await operations.arrive("all 2", None)
+    await operations.end("all 1")
     await operations.arrive("a", "a")
-    for label in ("all 1", "all 2", "a"):
+    await operations.arrive("all 3", None)
+    for label in ("all 2", "a", "all 3"):
         assert operations.inside == [label]
         await operations.end(label)
     assert _idle(operations.lanes)

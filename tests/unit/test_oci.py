@@ -106,6 +106,13 @@ def test_what_is_refused_is_named(text: str, pointer: str) -> None:
     assert problem.detail == f"{problem.at[0].pointer}: {problem.at[0].detail}"
 
 
+def test_a_refusal_stays_short_whatever_the_value() -> None:
+    with pytest.raises(Problem, match=r"^/resources/cpu/shares: 9999") as refusal:
+        oci.decode(b'{"cpu": {"shares": ' + b"9" * 4000 + b"}}")
+    assert len(refusal.value.detail) <= 256
+    assert [len(at.detail) <= 256 for at in refusal.value.at] == [True]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -159,6 +159,13 @@ def test_the_target_is_never_below_the_boot_size(
     assert (target.exact, target.vcpus, target.excess) == (exact, vcpus, 0)
 
 
+def test_without_containers_the_target_is_the_boot_size_however_large_the_default() -> None:
+    declared = Declared(vcpus=Fraction(1, 2))
+    target = _target(declared=declared, default_vcpus=Fraction(4))
+    assert (target.exact, target.vcpus) == (Fraction(4), 1)
+    assert _target(resources(), declared=declared, default_vcpus=Fraction(4)).vcpus == 4
+
+
 def test_without_a_declared_size_the_default_stays_a_floor_below_the_boot_size() -> None:
     target = _target(default_vcpus=Fraction(5, 2), base=Base.MAX)
     assert (target.exact, target.vcpus) == (Fraction(5, 2), 3)
@@ -199,6 +206,13 @@ def test_a_resized_pod_has_at_least_that_size(
     declared = Declared(vcpus=Fraction(3) if base is Base.ADD else Fraction(1))
     target = _target(*texts, declared=declared, resized=Declared(vcpus=resized), base=base)
     assert (target.exact, target.vcpus, target.excess) == (exact, vcpus, excess)
+
+
+def test_a_size_that_is_declared_only_now_takes_the_place_of_the_default() -> None:
+    assert _target(CPU_1_5, base=Base.MAX, default_vcpus=Fraction(3)).exact == 3
+    resized = Declared(vcpus=Fraction(1))
+    target = _target(CPU_1_5, resized=resized, base=Base.MAX, default_vcpus=Fraction(3))
+    assert (target.exact, target.vcpus) == (Fraction(3, 2), 3)
 
 
 # Target, dynamic: memory
