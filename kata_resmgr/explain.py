@@ -135,19 +135,20 @@ def _container(record: Record) -> str:
 
 
 def _vcpus(config: SandboxConfig, boot: BootSize, sums: Sums, target: Target) -> Iterator[str]:
-    if not sums.containers and not target.floor:
-        yield f"no containers: the boot size, {boot.vcpus}"
-    elif not sums.containers:
-        yield "no containers"
-    else:
+    wanted = 0
+    if sums.containers:
+        wanted = ceil(target.exact)
         yield from _demand(config, sums, target)
-    wanted = max(ceil(target.exact) if sums.containers else 0, ceil(target.floor))
-    if target.floor:
-        yield f"resized: at least {number(target.floor)}, rounded up: {ceil(target.floor)}"
+    if target.floor > wanted:
+        wanted = ceil(target.floor)
+        none = "" if sums.containers else "no containers; "
+        yield f"{none}resized: at least {number(target.floor)}, rounded up: {wanted}"
+    if not wanted and not sums.containers:
+        yield f"no containers: the boot size, {boot.vcpus}"
     if target.excess:
         limit = "default_maxvcpus" if boot.max_vcpus == config.default_maxvcpus else "the machine's maximum"
         yield f"above {limit} = {boot.max_vcpus}: {wanted} cut to {boot.max_vcpus}"
-    elif boot.vcpus > wanted and (sums.containers or target.floor):
+    elif boot.vcpus > wanted and (sums.containers or wanted):
         yield f"never below the boot size: {boot.vcpus}"
     if target.held:
         yield f'compat = "kata": a container that comes lowers nothing, one that goes raises nothing: {target.vcpus}'

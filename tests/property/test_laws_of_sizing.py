@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 
 from kata_resmgr import explain, sizing
 from kata_resmgr.config import SandboxConfig
+from kata_resmgr.declared import Declaration, declare
 from kata_resmgr.sizing import MIB, BootSize, Declared, Target
-from tests.examples import table
+from tests.examples import resources, table
 from tests.property.strategies import DECLARED, configs, containers
 
 TABLES = st.lists(containers(), max_size=6)
-NONE = Declared()
 STATIC = configs(static=True, overhead_memory=64)
 """With memory for a pod that declares none: without it no VM boots."""
 
 
 def _sizes(
-    config: SandboxConfig, declared: Declared, texts: list[bytes], resized: Declared = NONE
+    config: SandboxConfig, declared: Declared, texts: list[bytes], resized: Declared | None = None
 ) -> tuple[BootSize, Target]:
     boot, _ = sizing.boot_size(config, declared)
     sums = table(*texts, cpuset_sizing=config.cpuset_sizing).sums()
-    return boot, sizing.target(config, boot, declared, resized, sums)
+    return boot, sizing.target(config, boot, declared, sums, resized=resized)
 
 
-@given(configs(), DECLARED, TABLES, st.just(NONE) | DECLARED)
+@given(configs(), DECLARED, TABLES, st.none() | DECLARED)
 def test_a_target_lies_between_the_boot_size_and_the_maximum(
-    config: SandboxConfig, declared: Declared, texts: list[bytes], resized: Declared
+    config: SandboxConfig, declared: Declared, texts: list[bytes], resized: Declared | None
 ) -> None:
     boot, target = _sizes(config, declared, texts, resized)
     assert 1 <= boot.vcpus <= target.vcpus <= boot.max_vcpus == config.default_maxvcpus
@@ -53,9 +53,9 @@ def test_a_target_covers_the_demand_and_no_whole_vcpu_more(
     assert target.memory < need + boot.granularity or target.memory == boot.memory
 
 
-@given(configs(), DECLARED, TABLES, containers(), st.just(NONE) | DECLARED)
+@given(configs(), DECLARED, TABLES, containers(), st.none() | DECLARED)
 def test_adding_a_container_never_lowers_a_target_and_deleting_one_never_raises_it(
-    config: SandboxConfig, declared: Declared, texts: list[bytes], another: bytes, resized: Declared
+    config: SandboxConfig, declared: Declared, texts: list[bytes], another: bytes, resized: Declared | None
 ) -> None:
     _, without = _sizes(config, declared, texts, resized)
     _, with_it = _sizes(config, declared, [*texts, another], resized)
@@ -91,13 +91,22 @@ def test_a_demand_beyond_a_static_size_is_told_if_and_only_if_it_is(
     assert (sizing.static_excess(config, boot, declared, sums) is None) is fits
 
 
-@given(configs(), DECLARED, TABLES)
+def _declaration(config: SandboxConfig, size: Declared) -> Declaration:
+    vcpus = (None, None) if size.vcpus is None else (size.vcpus.numerator, size.vcpus.denominator)
+    made = declare(config, {}, resources(quota=vcpus[0], period=vcpus[1], limit=size.memory))
+    assert made.size == size
+    return made
+
+
+@given(configs(), DECLARED, TABLES, st.none() | DECLARED)
 def test_every_size_can_be_explained_in_lines_that_end_with_it(
-    config: SandboxConfig, declared: Declared, texts: list[bytes]
+    config: SandboxConfig, declared: Declared, texts: list[bytes], resized: Declared | None
 ) -> None:
-    boot, target = _sizes(config, declared, texts)
+    boot, target = _sizes(config, declared, texts, resized)
     made = table(*texts, cpuset_sizing=config.cpuset_sizing)
-    *_, vcpus, memory = explain.lines(config, boot, declared, made.records, made.sums(), target)
+    declaration = _declaration(config, declared)
+    now = None if resized is None else _declaration(config, resized)
+    *_, vcpus, memory = explain.lines(config, boot, declaration, made.records, made.sums(), target, resized=now)
     assert vcpus.endswith(f" {target.vcpus}")
     assert memory.endswith(f" {target.memory // MIB} MiB")
 

@@ -248,8 +248,7 @@ def test_a_resize() -> None:
         "boot: 2 vCPUs, rounded up once: 2; 2048 MiB",
         "now declared: quota 450000 / period 100000 = 4.5 vCPUs (resize of the sandbox)",
         "now declared: 4095 MiB, up to an even number of MiB: 4096 MiB (resize of the sandbox)",
-        "no containers",
-        "resized: at least 4.5, rounded up: 5",
+        "no containers; resized: at least 4.5, rounded up: 5",
         "memory: 2048 MiB + limits and huge pages of 0 MiB = 2048 MiB, resized: at least 4096 MiB, "
         "from the boot size in steps of 128 MiB: 4096 MiB",
     ]
