@@ -12,6 +12,7 @@ from math import ceil
 
 from kata_resmgr.config import Base, OverMax, SandboxConfig
 from kata_resmgr.demand import Sums
+from kata_resmgr.note import Note as Note
 from kata_resmgr.problem import Code, Problem
 
 MIB = 1024 * 1024
@@ -65,15 +66,6 @@ class Target:
     """Bytes."""
     excess: int
     """vCPUs that ceil(exact) is above the maximum; 0: not clamped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something to tell about a size: the material of a condition (SPEC 13)."""
-
-    type: str
-    reason: str
-    message: str
 
 
 def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:

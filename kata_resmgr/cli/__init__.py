@@ -15,6 +15,7 @@ from kata_resmgr import __version__
 
 _COMMANDS = {
     "serve": ("serve", "run the daemon"),
+    "check-config": ("check_config", "show what a configuration comes to, and warn of likely mistakes in it"),
     "ps": ("ps", "list the sandboxes"),
     "show": ("looking", "show one sandbox"),
     "explain": ("looking", "show how a sandbox's size comes about"),
@@ -29,6 +30,7 @@ _COMMANDS = {
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
+_WITHOUT_DAEMON = frozenset({"serve", "check-config"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     command = argparse.ArgumentParser(
         prog=f"kata-resmgr {name}", description=f"{says.capitalize()}.", formatter_class=_Help
     )
-    getattr(import_module(f"kata_resmgr.cli.{module}"), name)(command)
-    if name != "serve":
+    getattr(import_module(f"kata_resmgr.cli.{module}"), name.replace("-", "_"))(command)
+    if name not in _WITHOUT_DAEMON:
         _takes_socket(command, default=socket)
     arguments = command.parse_args(rest)
     try:
