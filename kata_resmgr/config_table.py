@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +16,9 @@ from kata_resmgr.duration import parse_duration
 from kata_resmgr.exact import exact
 from kata_resmgr.toml_file import FloatText
 
+DROP_INS = "config.d"
+"""The directory beside a file whose ``*.toml`` are laid over it."""
+
 
 class ConfigError(Exception):
     """The configuration cannot be used: one line with file, key, value, and what is allowed."""
@@ -21,7 +26,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value of a file."""
+    """One value, and where it stands; a table's value is a dict of settings."""
 
     value: Any
     file: Path
@@ -29,7 +34,24 @@ class Setting:
 
     @property
     def origin(self) -> str:
-        return f"{self.file.name}:{self.line}"
+        """In short, as an explanation names it: ``config.toml:16``, ``config.d/10-more.toml:3``."""
+        drop_in = self.file.parent.name == DROP_INS
+        return f"{DROP_INS if drop_in else ''}{'/' if drop_in else ''}{plain(self.file.name)}:{self.line}"
+
+    @property
+    def where(self) -> str:
+        """In full, as an error names it."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value that a sandbox's annotation puts in the place of a file's; it is checked already."""
+
+    value: Any
+    where: str
+    """The annotation's key."""
+    origin: str = "annotation"
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -40,7 +62,11 @@ class Table:
     """The settings of one table. A getter gives None where the key is absent and refuses what is not allowed."""
 
     name: str
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Setting | Override]
+
+    def under(self, overrides: Mapping[str, Override]) -> Table:
+        """This table with *overrides* laid over it."""
+        return Table(self.name, {**self.settings, **overrides})
 
     def origin(self, key: str) -> str:
         setting = self.settings.get(key)
@@ -48,9 +74,7 @@ class Table:
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         setting = self.settings[key]
-        raise ConfigError(
-            f"{setting.file}:{setting.line}: [{self.name}] {key} = {shown(setting.value)}: must be {allowed}"
-        )
+        raise ConfigError(f"{setting.where}: [{self.name}] {key} = {shown(setting.value)}: must be {allowed}")
 
     def flag(self, key: str) -> bool | None:
         value = self._value(key)
@@ -81,9 +105,11 @@ class Table:
 
     def text(self, key: str) -> str | None:
         value = self._value(key)
-        if value is not None and (not isinstance(value, str) or isinstance(value, FloatText)):
+        if value is None:
+            return None
+        if not _is_text(value):
             self.refuse(key, "a string")
-        return value
+        return str(value)
 
     def choice(self, key: str, kind: type[_Choice]) -> _Choice | None:
         value = self.text(key)
@@ -119,9 +145,36 @@ class Table:
             self.refuse(key, "an array of absolute paths")
         return tuple(Path(item) for item in value)
 
+    def patterns(self, key: str) -> tuple[str, ...] | None:
+        """Regular expressions, each of which compiles."""
+        value = self._value(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(_is_text(item) for item in value):
+            self.refuse(key, "an array of regular expressions")
+        for pattern in value:
+            if (fault := _fault(pattern)) is not None:
+                self.refuse(key, f"an array of regular expressions; {shown(pattern)} is none: {fault}")
+        return tuple(value)
+
     def _value(self, key: str) -> Any:  # noqa: ANN401 - what TOML can hold
         setting = self.settings.get(key)
         return None if setting is None else setting.value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not isinstance(value, FloatText)
+
+
+def _fault(pattern: str) -> str | None:
+    """Why *pattern* is no regular expression; None where it is one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a later Python may read otherwise is for a later Python to say
+            re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return plain(str(error) or "too deep")
+    return None
 
 
 def _is_path(text: str) -> bool:

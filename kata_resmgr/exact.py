@@ -29,3 +29,15 @@ def exact(text: str) -> Fraction:
     if number and isinstance(exponent, int) and exponent < -PLACES:
         raise ValueError(f"it has more than {PLACES} decimal places")
     return Fraction(number) if number else Fraction(0)
+
+
+def decimal_text(number: Fraction) -> str:
+    """The inverse of :func:`exact`: *number* in decimal digits, of which it must have finitely many."""
+    places = 0
+    while 10**places % number.denominator:
+        if places == PLACES:
+            raise ValueError(f"{number} has no decimal text of at most {PLACES} places")
+        places += 1
+    digits = f"{abs(number.numerator) * (10**places // number.denominator):0{places + 1}d}"
+    whole, rest = digits[: len(digits) - places], digits[len(digits) - places :]
+    return ("-" if number < 0 else "") + whole + (f".{rest}" if rest else "")

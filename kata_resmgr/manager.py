@@ -153,8 +153,10 @@ class ResourceManager:
     # How a sandbox is to be
 
     def _plan(self, sandbox_id: str, spec: SandboxSpec, present: Sandbox | None) -> Plan:
-        config = self.settings.for_sandbox(spec.hypervisor)
         annotations = dict(spec.annotations or {})
+        config = self.settings.for_sandbox(spec.hypervisor, annotations)
+        if config.hypervisor != "qemu":
+            raise Problem(Code.INVALID_CONFIG, f"hypervisor {config.hypervisor!r} is not supported yet; use 'qemu'")
         declaration = declared.declare(config, annotations, spec.resources)
         boot, notes = sizing.boot_size(config, declaration.size)
         monitor = str(self._directory(sandbox_id, spec.directory) / MONITOR)
@@ -167,7 +169,7 @@ class ResourceManager:
             annotations=annotations,
             declared=declaration,
             boot=boot,
-            notes=tuple(notes),
+            notes=(*config.notes, *notes),
             vmm=_vmm(boot, monitor),
         )
 

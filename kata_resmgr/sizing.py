@@ -13,6 +13,7 @@ from math import ceil
 
 from kata_resmgr.config import Base, Compat, OverMax, SandboxConfig
 from kata_resmgr.demand import Sums
+from kata_resmgr.note import Note as Note
 from kata_resmgr.problem import Code, Problem
 
 MIB = 1024 * 1024
@@ -70,15 +71,6 @@ class Target:
     """vCPUs that a pod-level resize asks for; 0 without one."""
     held: bool = False
     """*vcpus* are those of before, as ``compat`` has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something to tell about a size: the material of a condition (SPEC 13)."""
-
-    type: str
-    reason: str
-    message: str
 
 
 def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:

@@ -15,6 +15,7 @@ from kata_resmgr import __version__
 
 _COMMANDS = {
     "serve": ("serve", "run the daemon"),
+    "check-config": ("check_config", "show what a configuration comes to, and warn of likely mistakes in it"),
     "ps": ("ps", "list the sandboxes"),
     "show": ("looking", "show one sandbox"),
     "explain": ("looking", "show how a sandbox's size comes about"),
@@ -31,7 +32,7 @@ _COMMANDS = {
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
-_ASK_NOBODY = ("serve", "weight")
+_ASK_NOBODY = ("serve", "weight", "check-config")
 """Those without a daemon's socket to name."""
 
 
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     command = argparse.ArgumentParser(
         prog=f"kata-resmgr {name}", description=f"{says[0].upper()}{says[1:]}.", formatter_class=_Help
     )
-    getattr(import_module(f"kata_resmgr.cli.{module}"), name)(command)
+    getattr(import_module(f"kata_resmgr.cli.{module}"), name.replace("-", "_"))(command)
     if name not in _ASK_NOBODY:
         _takes_socket(command, default=socket)
     arguments = command.parse_args(rest)

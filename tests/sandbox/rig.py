@@ -33,12 +33,12 @@ def make_plan(
         file.write(toml)
         file.flush()
         settings = configuration.load(Path(file.name), host)
-    effective = settings.for_sandbox("qemu")
     said = dict(annotations or {})
+    effective = settings.for_sandbox("qemu", said)
     declaration = declared.declare(effective, said, resources)
     boot, notes = sizing.boot_size(effective, declaration.size)
     vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
-    return Plan(effective, resources, said, declaration, boot, tuple(notes), vmm)
+    return Plan(effective, resources, said, declaration, boot, (*effective.notes, *notes), vmm)
 
 
 class Rig:

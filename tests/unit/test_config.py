@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,19 @@ from typing import Any
 import pytest
 
 from kata_resmgr import config
-from kata_resmgr.config import Base, ConfigError, CpusetSizing, OverMax, SandboxConfig, Settings, TcgUnplug
+from kata_resmgr.config import (
+    Base,
+    Compat,
+    ConfigError,
+    CpusetSizing,
+    OverMax,
+    SandboxConfig,
+    Scaling,
+    Settings,
+    TcgUnplug,
+)
+from kata_resmgr.config_daemon import LogFormat, LogLevel
+from kata_resmgr.config_keys import OUR_KEYS, RATE_LIMITERS, READ_KEYS
 from kata_resmgr.host import Host, this_host
 from kata_resmgr.problem import Code, Problem
 
@@ -28,6 +41,7 @@ def sandbox(tmp_path: Path, text: str, host: Host = HOST) -> SandboxConfig:
 
 
 QEMU = "[hypervisor.qemu]\n"
+CLH = "[hypervisor.clh]\n"
 RESMGR = "[resmgr]\n"
 STATIC = "[runtime]\nstatic_sandbox_resource_mgmt = true\n"
 HUGE_HOST = RESMGR + "host_cpus = 1000\nhost_memory = 4194304\n"
@@ -42,7 +56,9 @@ HUGE_HOST = RESMGR + "host_cpus = 1000\nhost_memory = 4194304\n"
         ("", {"confidential_guest": False, "enable_virtio_mem": False, "base": Base.ADD}),
         ("", {"cpuset_sizing": CpusetSizing.EXCLUSIVE, "shares_sizing": False, "over_max_vcpus": OverMax.CLAMP}),
         ("", {"shrink_delay": 5.0, "deadline": 10.0, "tcg_unplug": TcgUnplug.NEVER}),
-        ("", {"host_cpus": 8, "host_memory": 16384}),
+        ("", {"host_cpus": 8, "host_memory": 16384, "enable_annotations": (), "compat": None, "notes": ()}),
+        ("", {"reclaim_guest_freed_memory": False, "sandbox_cgroup_only": False, "enable_vcpus_pinning": False}),
+        ("", {"rate_limiter_scaling": Scaling.KATA, "rate_limits": dict.fromkeys(RATE_LIMITERS, 0)}),
         (QEMU + "default_vcpus = 3", {"default_vcpus": 3}),
         (QEMU + "default_vcpus = 0.1", {"default_vcpus": Fraction(1, 10)}),
         (QEMU + "default_vcpus = 25e-1", {"default_vcpus": Fraction(5, 2)}),
@@ -75,6 +91,25 @@ HUGE_HOST = RESMGR + "host_cpus = 1000\nhost_memory = 4194304\n"
         (QEMU + 'machine_type = "microvm"\nconfidential_guest = true\nenable_virtio_mem = true',
          {"machine_type": "microvm", "confidential_guest": True, "enable_virtio_mem": True}),
         (QEMU + 'machine_type = ""', {"machine_type": "q35"}),
+        (QEMU + "reclaim_guest_freed_memory = true", {"reclaim_guest_freed_memory": True}),
+        (QEMU + "enable_annotations = ['default_.*', '']", {"enable_annotations": ("default_.*", "")}),
+        (QEMU + "enable_annotations = ['[[a]']", {"enable_annotations": ("[[a]",)}),  # Python warns of it
+        (QEMU + "disk_rate_limiter_bw_max_rate = 80\nnet_rate_limiter_ops_one_time_burst = 9223372036854775807",
+         {"rate_limits": dict.fromkeys(RATE_LIMITERS, 0) | {"disk_rate_limiter_bw_max_rate": 80,
+          "net_rate_limiter_ops_one_time_burst": 2**63 - 1}}),
+        ("[runtime]\nsandbox_cgroup_only = true\nenable_vcpus_pinning = true",
+         {"sandbox_cgroup_only": True, "enable_vcpus_pinning": True}),
+        (RESMGR + "compat = 'kata'\nrate_limiter_scaling = 'exact'",
+         {"compat": Compat.KATA, "rate_limiter_scaling": Scaling.EXACT}),
+        (HUGE_HOST + CLH, {"hypervisor": "clh", "default_maxvcpus": 254, "machine_type": ""}),
+        (HUGE_HOST + CLH + "default_vcpus = 300\ndefault_maxvcpus = 300", {"default_vcpus": 254}),
+        (CLH + "default_vcpus = 3\nmachine_type = 5", {"hypervisor": "clh", "default_vcpus": 3}),
+        ("[hypervisor.cloud-hypervisor]\ndefault_vcpus = 3", {"hypervisor": "clh", "default_vcpus": 3}),
+        ("[hypervisor.clh]\n[hypervisor.firecracker]", {"hypervisor": "clh"}),
+        (QEMU + CLH + "default_vcpus = 3", {"hypervisor": "qemu", "default_vcpus": 1}),
+        ("runtime.hypervisor_name = 'clh'\n" + QEMU + CLH + "default_vcpus = 3",
+         {"hypervisor": "clh", "default_vcpus": 3}),
+        ("runtime.hypervisor_name = 'cloud-hypervisor'\n" + QEMU, {"hypervisor": "clh"}),
         (RESMGR + 'base = "max"\ncpuset_sizing = "always"\nshares_sizing = true\nover_max_vcpus = "refuse"',
          {"base": Base.MAX, "cpuset_sizing": CpusetSizing.ALWAYS, "shares_sizing": True,
           "over_max_vcpus": OverMax.REFUSE}),
@@ -112,8 +147,19 @@ def test_effective_values(tmp_path: Path, text: str, expected: dict[str, Any]) -
         (QEMU + "confidential_guest = 1", 2, "confidential_guest = 1: must be true or false"),
         (QEMU + "machine_type = 1.0", 2, "machine_type = 1.0: must be a string"),
         (RESMGR + 'base = "sum"', 2, 'base = "sum": must be "add" or "max"'),
-        (RESMGR + 'compat = "kata"', 2, 'compat = "kata": must be left out: it is not supported yet'),
-        (RESMGR + 'rate_limiter_scaling = "exact"', 2, "not supported yet"),
+        (RESMGR + 'compat = "go"', 2, 'compat = "go": must be "kata"'),
+        (RESMGR + 'rate_limiter_scaling = "si"', 2, 'rate_limiter_scaling = "si": must be "kata" or "exact"'),
+        (QEMU + "disk_rate_limiter_bw_max_rate = -1", 2, "must be a whole number from 0 to 9223372036854775807"),
+        (CLH + "net_rate_limiter_ops_max_rate = 1.0", 2, "net_rate_limiter_ops_max_rate = 1.0: must be a whole number"),
+        (CLH + "default_memory = 63", 2, "[hypervisor.clh] default_memory = 63: must be 0 or at least 64 MiB"),
+        ("[hypervisor.cloud-hypervisor]\ndefault_memory = 63", 2, "[hypervisor.clh] default_memory = 63: must be"),
+        (QEMU + "enable_annotations = '.*'", 2, 'enable_annotations = ".*": must be an array of regular expressions'),
+        (QEMU + "enable_annotations = ['a', 1]", 2, 'enable_annotations = ["a", 1]: must be an array of regular'),
+        (QEMU + "enable_annotations = ['a', '(b']", 2, '"(b" is none: missing ), unterminated subpattern'),
+        (QEMU + "enable_annotations = ['" + "(" * 5000 + "']", 2, "is none: "),
+        (QEMU + "enable_annotations = ['a{99999999999}']", 2, "is none: the repetition number is too large"),
+        (QEMU + "[hypervisor.qemu.default_vcpus]\na = 1", 2, "default_vcpus = {…}: must be a number"),
+        ("[runtime]\nenable_vcpus_pinning = 1", 2, "enable_vcpus_pinning = 1: must be true or false"),
         (RESMGR + 'deadline = "2h"', 2, 'deadline = "2h": must be a duration'),
         (RESMGR + 'deadline = "-1s"', 2, 'deadline = "-1s": must be a duration'),
         (RESMGR + "deadline = 5", 2, "deadline = 5: must be a duration"),
@@ -130,8 +176,13 @@ def test_effective_values(tmp_path: Path, text: str, expected: dict[str, Any]) -
         ("\nresmgr = 1", 2, "resmgr = 1: must be a table"),
         ("[[daemon]]", 1, "daemon = [{…}]: must be a table"),
         ("[hypervisor]\nqemu = 1", 2, "hypervisor.qemu = 1: must be a table"),
-        ("[hypervisor.clh]\n[hypervisor.cloud-hypervisor]", 2, "must not stand beside [hypervisor.clh]"),
-        ("[kata]\nconfig_path = '/x'", 1, "[kata]: Kata's own files cannot be named here yet"),
+        ("[hypervisor.clh]\n[hypervisor.cloud-hypervisor]", 2, "must not stand beside another [hypervisor.clh]"),
+        ("[hypervisor.cloud-hypervisor]\n[hypervisor.clh]", 2, "clh and cloud-hypervisor are the same"),
+        ("[kata]\nconfig = '/x'", 2, "[kata] config: there is no such key; the nearest is config_path"),
+        ("[kata]\nconfig_path = 1", 2, "[kata] config_path = 1: must be the path of a file"),
+        ("[kata]\nconfig_path = ''", 2, 'config_path = "": must be the path of a file'),
+        ('[kata]\nconfig_path = "\\u0000"', 2, "must be the path of a file"),
+        ("a." * 3000 + "b = 1", 1, "nested too deeply"),
     ],
 )  # fmt: skip
 def test_refused(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -177,10 +228,19 @@ def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.Mo
         state=Path("/run/kata-resmgr/state.db"),
         vm_roots=(Path("/run/vc"), Path("/run/kata"), Path("/run/kata-resmgr")),
         disk_roots=(),
-        log_level="info",
-        log_format="auto",
+        log_level=LogLevel.INFO,
+        log_format=LogFormat.AUTO,
+        origins=dict.fromkeys(OUR_KEYS["daemon"], "default"),
     )
     assert set(loaded.for_sandbox(None).origins.values()) == {"default", "host"}
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "config.toml"
+    path.mkdir() if kind == "directory" else os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"/config\.toml: cannot be read: "):
+        config.load(path, HOST)
 
 
 def test_the_origins_tell_the_line_and_the_cut(tmp_path: Path) -> None:
@@ -210,45 +270,62 @@ host_cpus = 6
 
 
 def test_every_field_has_an_origin(tmp_path: Path) -> None:
-    fields = set(SandboxConfig.__slots__) - {"origins"}
-    assert set(sandbox(tmp_path, "").origins) == fields
+    fields = set(SandboxConfig.__slots__) - {"origins", "notes", "rate_limits"}
+    assert set(sandbox(tmp_path, "").origins) == fields | set(RATE_LIMITERS)
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"),
+    ("text", "asked", "hypervisor", "origin"),
     [
-        ("", "clh"),
-        ("", "cloud-hypervisor"),
-        ("", "firecracker"),
-        ("[hypervisor.clh]", None),
-        ("[runtime]\nhypervisor_name = 'clh'", None),
+        ("", None, "qemu", "default"),
+        ("", "qemu", "qemu", "sandbox"),
+        ("", "clh", "clh", "sandbox"),
+        ("", "cloud-hypervisor", "clh", "sandbox"),
+        (CLH, None, "clh", "the only table, [hypervisor.clh]"),
+        (QEMU, None, "qemu", "the only table, [hypervisor.qemu]"),
+        (QEMU + CLH, None, "qemu", "default"),
+        ("runtime.hypervisor_name = 'clh'", None, "clh", "config.toml:1"),
+        ("runtime.hypervisor_name = 'clh'", "qemu", "qemu", "sandbox"),
     ],
 )
-def test_a_hypervisor_that_cannot_be_had(tmp_path: Path, text: str, asked: str | None) -> None:
+def test_the_choice_of_the_hypervisor(
+    tmp_path: Path, text: str, asked: str | None, hypervisor: str, origin: str
+) -> None:
+    found = settings(tmp_path, text).for_sandbox(asked)
+    assert (found.hypervisor, found.origins["hypervisor"]) == (hypervisor, origin)
+
+
+def test_a_hypervisor_that_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(Problem) as refused:
-        settings(tmp_path, text).for_sandbox(asked)
+        settings(tmp_path, "").for_sandbox("firecracker")
     assert refused.value.code is Code.INVALID_CONFIG
-    assert (asked or "clh") in refused.value.detail
+    assert refused.value.detail == ('hypervisor "firecracker" is not known: use "qemu" or "clh" or "cloud-hypervisor"')
 
 
-def test_the_sandbox_chooses_before_the_configuration(tmp_path: Path) -> None:
-    assert settings(tmp_path, "[runtime]\nhypervisor_name = 'clh'").for_sandbox("qemu").hypervisor == "qemu"
+SAMPLE = (Path(__file__).parents[2] / "configs" / "config.toml").read_text()
+
+
+def test_the_sample_says_what_holds_without_it(tmp_path: Path) -> None:
+    found, expected = sandbox(tmp_path, SAMPLE), sandbox(tmp_path, "")
+    assert dataclasses.replace(found, origins={}) == dataclasses.replace(expected, origins={})
 
 
 def test_the_sample_names_every_key_with_its_default(tmp_path: Path) -> None:
-    sample = (Path(__file__).parents[2] / "configs" / "config.toml").read_text()
-    assert sandbox(tmp_path, sample).origins == sandbox(tmp_path, "").origins
-    uncommented = "\n".join(line[1:] if line[:1] == "#" and line[1:2] != " " else line for line in sample.split("\n"))
-    loaded = settings(tmp_path, uncommented)
-    for key in {key for table in loaded.tables.values() for key in table.settings}:
-        assert f"\n#{key} = " in sample
-    ours = {key for name in ("resmgr", "daemon") for key in loaded.tables[name].settings}
-    assert ours == set(sum(config.OUR_KEYS.values(), ())) - {"compat", "rate_limiter_scaling"}
-    found, expected = loaded.for_sandbox(None), sandbox(tmp_path, "")
-    for field in set(SandboxConfig.__slots__) - {"origins"}:
-        assert getattr(found, field) == getattr(expected, field)
-    daemon = settings(tmp_path, "").daemon
-    assert dataclasses.replace(loaded.daemon, socket_group=daemon.socket_group) == daemon
+    lines = [line[1:] if line[:1] == "#" and line[1:2] != " " else line for line in SAMPLE.split("\n")]
+    examples = ("config_path = ", "compat = ", "socket_group = ", "host_cpus = ", "host_memory = ")
+    assert all(any(line.startswith(example) for line in lines) for example in examples)  # these have no default
+    loaded = settings(tmp_path, "\n".join(line for line in lines if not line.startswith(examples)))
+    named = {name: set(table.settings) for name, table in loaded.layers.tables.items()}
+    assert named["resmgr"] == set(OUR_KEYS["resmgr"]) - {"compat", "host_cpus", "host_memory"}
+    assert named["daemon"] == set(OUR_KEYS["daemon"]) - {"socket_group"}
+    assert named["runtime"] == set(READ_KEYS["runtime"])
+    assert named["hypervisor.qemu"] | named["hypervisor.clh"] == set(READ_KEYS["hypervisor"])
+    for hypervisor in ("qemu", "clh"):
+        found, expected = loaded.for_sandbox(hypervisor), settings(tmp_path, "").for_sandbox(hypervisor)
+        assert dataclasses.replace(found, origins={}) == dataclasses.replace(expected, origins={})
+    assert dataclasses.replace(loaded.daemon, origins={}) == dataclasses.replace(
+        settings(tmp_path, "").daemon, origins={}
+    )
 
 
 def test_this_host(tmp_path: Path) -> None:
