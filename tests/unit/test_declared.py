@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from kata_resmgr import declared, oci
-from kata_resmgr.config import CpusetSizing
+from kata_resmgr.config import Compat, CpusetSizing
 from kata_resmgr.sizing import MIB, Declared
 from tests.examples import resources, sandbox_config
 
@@ -43,3 +43,23 @@ def test_every_cpuset_declares_where_the_configuration_says_so() -> None:
     shared_pool = oci.decode(resources(cpus="0-3", shares=2))
     assert declared.of_resources(shared_pool, sandbox_config()).vcpus is None
     assert declared.of_resources(shared_pool, sandbox_config(cpuset_sizing=CpusetSizing.ALWAYS)).vcpus == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "vcpus"),
+    [
+        (resources(shares=2), None),
+        (resources(shares=3), 1),
+        (resources(quota=-1, shares=1025), 2),
+        (resources(quota=150_000, shares=8192), Fraction(3, 2)),
+        (resources(cpus="0-3", shares=8192), 4),
+        (resources(cpus="0-61", shares=2048), 2),
+    ],
+)
+def test_shares_declare_where_nothing_else_does_and_they_may(text: bytes, vcpus: int | None) -> None:
+    assert declared.of_resources(oci.decode(text), sandbox_config(shares_sizing=True)).vcpus == vcpus
+
+
+def test_every_cpuset_declares_where_kata_is_followed() -> None:
+    shared_pool = oci.decode(resources(cpus="0-3", shares=2))
+    assert declared.of_resources(shared_pool, sandbox_config(compat=Compat.KATA)).vcpus == 4
