@@ -142,7 +142,8 @@ OnEvent: TypeAlias = Callable[[object, object], None]
 
 
 def _command(name: str, arguments: dict[str, object] | None = None) -> Message:
-    return QMPClient.make_execute_msg(name, arguments)
+    # Not QMPClient.make_execute_msg, which turns it into text that is thrown away when the message gets its id.
+    return Message({"execute": name, "arguments": arguments} if arguments else {"execute": name}, eager=False)
 
 
 _QUERY_CPUS: Final = _command("query-cpus-fast")
