@@ -128,6 +128,7 @@ class Vm:
         self._lost: str | None = None
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()  # kept: asking for it is a system call each time
         self._quiet: asyncio.Future[None] | None = None
 
     # What is
@@ -231,10 +232,9 @@ class Vm:
         """
         if self.reached(goal):
             return True
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(goal, loop.create_future(), undo)
+        waiter = _Waiter(goal, self._loop.create_future(), undo)
         self._waiters[waiter] = None
-        timer = loop.call_at(end, self._end_wait, waiter, keeps)
+        timer = self._loop.call_at(end, self._end_wait, waiter, keeps)
         try:
             return await waiter.future
         finally:
@@ -244,7 +244,7 @@ class Vm:
     async def attach(self, open_driver: Callable[[], Hypervisor]) -> None:
         """Connect and read back; from then on the loop converges. Not attached when it raises :class:`Problem`."""
         await self.detach()
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        first: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._run(open_driver, first))
         try:
             await first
@@ -284,7 +284,7 @@ class Vm:
         if self._task is None or self._phase is Phase.LOST:
             return
         if self._quiet is None:
-            self._quiet = asyncio.get_running_loop().create_future()
+            self._quiet = self._loop.create_future()
         self._wake()
         done, _ = await asyncio.wait([self._quiet], timeout=max(end - self._now(), 0))
         if not done:
@@ -309,7 +309,7 @@ class Vm:
         if (problem := self.cannot_grow()) is not None and problem.code is not Code.NOT_SUPPORTED:
             raise problem
         self._stale = True
-        read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        read: asyncio.Future[None] = self._loop.create_future()
         self._read_waiters.append(read)
         self._wake()
         done, _ = await asyncio.wait([read], timeout=max(end - self._now(), 0))
@@ -585,7 +585,7 @@ class Vm:
         return machine.accelerator is not Accelerator.TCG or not self._removed_any
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def _wake(self) -> None:
         self._woken = True
@@ -603,9 +603,8 @@ class Vm:
     async def _sleep(self, until: float | None) -> None:
         """Until woken (also by what happened while the loop was busy), or until that time."""
         if not self._woken:
-            loop = asyncio.get_running_loop()
-            self._sleeper = loop.create_future()
-            timer = None if until is None else loop.call_at(until, self._wake)
+            self._sleeper = self._loop.create_future()
+            timer = None if until is None else self._loop.call_at(until, self._wake)
             try:
                 await self._sleeper
             finally:
