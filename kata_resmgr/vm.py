@@ -126,6 +126,7 @@ class Vm:
         self._reads = 0
         self._read_waiters: list[asyncio.Future[None]] = []
         self._lost: str | None = None
+        self._told = False
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()  # kept: asking for it is a system call each time
@@ -174,8 +175,10 @@ class Vm:
 
     @property
     def surplus_reason(self) -> str | None:
+        if self.surplus == 0:
+            return None
         now = self._now()
-        return surplus_reason(now, self._situation(now)) if self._machine is not None else None
+        return surplus_reason(now, self._situation(now))
 
     def reached(self, goal: Goal) -> bool:
         return self.satisfied if goal is Goal.SATISFIED else self.converged
@@ -376,6 +379,9 @@ class Vm:
 
     async def _converge(self, driver: Hypervisor) -> None:
         while True:
+            if self._told:  # let those who have what they waited for answer first: nobody waits for what is next
+                self._told = False
+                await asyncio.sleep(0)
             if self._lost is not None:
                 raise Unreachable(self._lost)
             if self._held:
@@ -525,6 +531,7 @@ class Vm:
         for waiter in self._waiters:
             if not waiter.future.done() and self.reached(waiter.goal):
                 waiter.future.set_result(True)
+                self._told = True
 
     def _fail_growers(self, problem: Callable[[], Problem]) -> None:
         """Each undoes its own record only, here and now: before the loop takes its next step.
