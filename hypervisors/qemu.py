@@ -24,7 +24,6 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
@@ -241,8 +240,7 @@ def _answer(command: Command, reply: Message) -> Answer:
         raise BadReplyError("neither a result nor an error", reply, sent) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Seated:
+class _Seated(msgspec.Struct, frozen=True, gc=False):
     """A vCPU that is plugged: its slot, what it is told as, and the number in its name (0 where it is not ours)."""
 
     slot: int

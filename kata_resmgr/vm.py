@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -223,7 +223,7 @@ class Vm:
     def shrink_now(self) -> None:
         """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
         self._grace.end()
-        self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+        self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
         self._wake()
 
     async def until(self, goal: Goal, end: float, undo: Callable[[], None] | None, keeps: bool) -> bool:
@@ -456,7 +456,7 @@ class Vm:
                 self._told_no(vcpu, reason)
             case GuestReset():
                 self._stale = True
-                self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+                self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
                 self._log.info("the guest was reset")
             case ConnectionLost(reason=reason):
                 self._lost = reason
