@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 
 class HypervisorError(Exception):
     """A call failed. The text is one line: what failed, with the value at fault."""
@@ -69,8 +71,7 @@ class Machine:
     accelerator: Accelerator
 
 
-@dataclass(frozen=True, slots=True)
-class Vcpu:
+class Vcpu(msgspec.Struct, frozen=True, gc=False):
     """One vCPU that the hypervisor has."""
 
     id: str
@@ -79,8 +80,7 @@ class Vcpu:
     """Plugged through a driver of this project. Others (boot vCPUs, somebody else's) are never asked to leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plugged:
+class Plugged(msgspec.Struct, frozen=True, gc=False):
     """What the hypervisor has, as just read."""
 
     vcpus: tuple[Vcpu, ...]

@@ -11,7 +11,7 @@ What this module relies on was measured on QEMU 7.2; answers and events on 10.0 
   status of 0 for its slot; a guest's refusal only in another ACPI status.
 
 qemu.qmp knows no deadlines, keeps every event for ever in its default listener, and pretty-prints every message for a
-log that is off; :class:`_Monitor` and :meth:`QemuHypervisor._bounded` make up for that.
+log that is off; :class:`_Monitor` and :meth:`QemuHypervisor._call` make up for that.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import re
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
@@ -135,14 +134,15 @@ class _Ost(msgspec.Struct, rename="kebab"):
     status: int
 
 
+Command: TypeAlias = dict[str, object]
 Answer: TypeAlias = object
 """What QEMU returned for a command; an :class:`ExecuteError` where it refused."""
 OnEvent: TypeAlias = Callable[[object, object], None]
 """Called with an event's name and data, as they came."""
 
 
-def _command(name: str, arguments: dict[str, object] | None = None) -> Message:
-    return QMPClient.make_execute_msg(name, arguments)
+def _command(name: str, arguments: dict[str, object] | None = None) -> Command:
+    return {"execute": name} if arguments is None else {"execute": name, "arguments": arguments}
 
 
 _QUERY_CPUS: Final = _command("query-cpus-fast")
@@ -165,10 +165,10 @@ class _Monitor(QMPClient):
         # Whatever the library would log arrives here as an exception as well, and is told once, by us.
         self.logger = _SILENCE
         self._on_event = on_event
+        self.deadline = 0.0
+        """The loop time until which the present call may take."""
 
     def _cb_outbound(self, msg: Message) -> Message:
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("-> %s", _cut(dict(msg)))
         return msg
 
     def _cb_inbound(self, msg: Message) -> Message:
@@ -177,8 +177,9 @@ class _Monitor(QMPClient):
         return msg
 
     async def _on_message(self, msg: Message) -> None:
-        if "event" in msg:  # none for the library's listeners: the default one would keep it for ever
-            self._on_event(msg["event"], msg.get("data"))
+        event = msg.get("event")
+        if event is not None:  # none for the library's listeners: the default one would keep it for ever
+            self._on_event(event, msg.get("data"))
         else:
             await super()._on_message(msg)
 
@@ -192,43 +193,54 @@ class _Monitor(QMPClient):
             raise UnexpectedTypeError("the message is not a JSON object", value)
         return Message(value, eager=False)
 
-    def _do_send(self, msg: Message) -> None:
-        if self._writer is not None:
-            self._writer.write(_encode(dict(msg)))
-
-    async def pipeline(self, commands: Sequence[Message]) -> list[Answer]:
-        """Send all *commands* in order before the first answer is awaited; the answers in the same order.
+    async def pipeline(self, commands: Sequence[Command]) -> list[Answer]:
+        """Send all *commands* before the first answer is awaited; the answers in the same order.
 
         ``execute_msg`` hands each command to another task and waits for its answer, so that several would need a
-        task each. Here they are written at once and awaited in turn, which needs none.
+        task each. Here they are written in one piece, which wakes QEMU once, and awaited in turn. Raises
+        :class:`_DeadlinePassed` at :attr:`deadline`.
         """
-        if self.runstate is not Runstate.RUNNING:
+        if self.runstate is not Runstate.RUNNING or self._writer is None:
             raise ExecInterruptedError("Disconnected")
         waiting: deque[str] = deque()
+        timer = asyncio.get_running_loop().call_at(self.deadline, self._give_up)
         try:
+            text = bytearray()
             for command in commands:
                 number = self._get_exec_id()
                 self._pending[number] = asyncio.Queue(maxsize=1)
                 waiting.append(number)
-                self._do_send(self._cb_outbound(Message({**command, "id": number}, eager=False)))
+                text += _encode({**command, "id": number})
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("-> %s", _cut(text.decode()))
+            self._writer.write(text)
             return [_answer(command, await self._reply(waiting.popleft())) for command in commands]
-        except BaseException:
+        finally:
+            timer.cancel()
             for number in waiting:
                 self._pending.pop(number, None)
-            raise
+
+    def _give_up(self) -> None:
+        for answer in self._pending.values():
+            if answer.empty():
+                answer.put_nowait(_DeadlinePassed())
 
 
-def _answer(sent: Message, reply: Message) -> Answer:
+class _DeadlinePassed(ExecInterruptedError):
+    """No answer by the deadline; the session goes on, and passes over a late one."""
+
+
+def _answer(command: Command, reply: Message) -> Answer:
     if "return" in reply:
         return reply["return"]
+    sent = Message(command)
     try:
         return ExecuteError(ErrorResponse(reply), sent, reply)
     except (KeyError, TypeError) as error:
         raise BadReplyError("neither a result nor an error", reply, sent) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Seated:
+class _Seated(msgspec.Struct, frozen=True, gc=False):
     """A vCPU that is plugged: its slot, what it is told as, and the number in its name (0 where it is not ours)."""
 
     slot: int
@@ -280,8 +292,7 @@ class QemuHypervisor:
         self._connection = await self._dial()
         self._listener = listener
         try:
-            async with self._bounded("connect") as monitor:
-                self._machine = await self._learn(monitor, _peer(self._connection))
+            self._machine = await self._call("connect", self._learn)
         except BaseException:
             await self.close()
             raise
@@ -289,28 +300,30 @@ class QemuHypervisor:
 
     async def read(self) -> Plugged:
         """What QEMU has now."""
-        async with self._bounded("read") as monitor:
-            _, plugged = await self._exchange(monitor)
-            return plugged
+        _, plugged = await self._call("read", self._exchange)
+        return plugged
 
     async def add_vcpus(self, count: int) -> Plugged:
         """Plug *count* vCPUs into the lowest free slots; see :meth:`hypervisors.base.Hypervisor.add_vcpus`."""
         if count < 1 or (self._machine is not None and count > self._machine.max_vcpus):
             most = "its maximum" if self._machine is None else f"its maximum of {self._machine.max_vcpus}"
             raise ValueError(f"{count} vCPUs cannot be added: a machine takes from 1 to {most}")
-        async with self._bounded("add_vcpus") as monitor:
+
+        async def plug(monitor: _Monitor) -> Plugged:
             if not self._slots:
                 raise Unsupported(f"{self._path}: this machine cannot hot-plug vCPUs")
             if len(self._free_slots(count)) < count:
                 await self._exchange(monitor)
             return await self._plug(monitor, count, again=True)
 
+        return await self._call("add_vcpus", plug)
+
     async def start_removing_vcpus(self, ids: Sequence[str]) -> None:
         """Ask the guest for vCPUs; see :meth:`hypervisors.base.Hypervisor.start_removing_vcpus`."""
         if not ids:
             raise ValueError("no vCPU is named; at least one must be")
-        async with self._bounded("start_removing_vcpus") as monitor:
-            answers = await monitor.pipeline([_command("device_del", {"id": vcpu}) for vcpu in ids])
+        requests = [_command("device_del", {"id": vcpu}) for vcpu in ids]
+        answers = await self._call("start_removing_vcpus", lambda monitor: monitor.pipeline(requests))
         errors = [(vcpu, error) for vcpu, error in zip(ids, answers, strict=True) if isinstance(error, ExecuteError)]
         refused = [(vcpu, error) for vcpu, error in errors if error.error_class != "DeviceNotFound"]
         if len(refused) < len(errors):
@@ -387,43 +400,43 @@ class QemuHypervisor:
             watcher.cancel()
             self._monitor = None
 
-    @asynccontextmanager
-    async def _bounded(self, call: str) -> AsyncIterator[_Monitor]:
+    async def _call(self, name: str, carry_out: Callable[[_Monitor], Awaitable[T]]) -> T:
         """One call: its deadline, and its failures in the words of :mod:`hypervisors.base`."""
-        if self._monitor is None:
+        monitor = self._monitor
+        if monitor is None:
             raise Unreachable(f"{self._path}: {self._end}")
+        monitor.deadline = asyncio.get_running_loop().time() + self._timeout
         silent_calls, self._silent_calls = self._silent_calls + 1, 0
         try:
-            async with asyncio.timeout(self._timeout):
-                yield self._monitor
-        except TimeoutError:
+            return await carry_out(monitor)
+        except _DeadlinePassed:
             self._silent_calls = silent_calls
             if silent_calls == _SILENT_CALLS:
                 await self._break(f"no answer to {_SILENT_CALLS} calls in a row")
-            raise TimedOut(f"{self._path}: {call}: no answer in {self._timeout:g} s") from None
+            raise TimedOut(f"{self._path}: {name}: no answer in {self._timeout:g} s") from None
         except (ExecInterruptedError, StateError):
             await self._break()
-            raise Unreachable(f"{self._path}: {call}: {self._end}") from None
+            raise Unreachable(f"{self._path}: {name}: {self._end}") from None
         except (BadReplyError, msgspec.ValidationError) as error:
             await self._break(f"an answer that cannot be understood: {_cut(error)}")
-            raise Unreachable(f"{self._path}: {call}: {self._end}") from None
+            raise Unreachable(f"{self._path}: {name}: {self._end}") from None
 
     # What is read
 
-    async def _learn(self, monitor: _Monitor, pid: int) -> Machine:
+    async def _learn(self, monitor: _Monitor) -> Machine:
         answers, plugged = await self._exchange(monitor, _QUERY_UUID, _QUERY_KVM, _QUERY_SLOTS)
         uuid, kvm, slots = answers
         identity = _value(uuid, _Uuid).uuid
         self._slots = [] if isinstance(slots, ExecuteError) else _value(slots, list[_Slot])[::-1]
         return Machine(
             identity="" if identity == _NO_UUID else identity,
-            pid=pid,
+            pid=None if self._connection is None else _peer(self._connection),
             max_vcpus=len(self._slots) or len(plugged.vcpus),
             vcpu_hotplug=bool(self._slots),
             accelerator=Accelerator.KVM if _uses_kvm(kvm) else Accelerator.TCG,
         )
 
-    async def _exchange(self, monitor: _Monitor, *commands: Message) -> tuple[list[Answer], Plugged]:
+    async def _exchange(self, monitor: _Monitor, *commands: Command) -> tuple[list[Answer], Plugged]:
         """Send *commands* and read back, in one go. The memory is asked for only when something has touched it."""
         ask_memory, self._memory_stale = self._memory_stale, False
         queries = (_QUERY_MEMORY, _QUERY_CPUS) if ask_memory else (_QUERY_CPUS,)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
+
 from kata_resmgr import oci
 from kata_resmgr.config import CpusetSizing, SandboxConfig
 
@@ -18,8 +20,7 @@ SHARES_MAX = 262144
 """The kernel's largest ``cpu.shares``: a container that states it cannot have asked for more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """What one container adds to the sums (SPEC 4)."""
 
     quota: int
@@ -64,9 +65,11 @@ def of(resources: oci.Resources, cpuset_sizing: CpusetSizing) -> Demand:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One container: its resources as given, and what they ask for."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One container: its resources as given, and what they ask for.
+
+    Long-lived and many, so not among what the garbage collector walks through.
+    """
 
     text: bytes
     demand: Demand
@@ -115,12 +118,14 @@ class ContainerTable:
 
     def set(self, container_id: str, record: Record | None) -> Record | None:
         """Put *record* in the container's place (None: remove it); what was there before is returned."""
-        before = self._records.pop(container_id, None)
+        before = self._records.get(container_id)
         if before is not None:
             self._count(before.demand, -1)
         if record is not None:
             self._records[container_id] = record
             self._count(record.demand, +1)
+        elif before is not None:
+            del self._records[container_id]
         return before
 
     def sums(self) -> Sums:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from hypervisors.base import Plugged
 
@@ -22,8 +23,7 @@ def pause(attempts: int) -> float:
     return REPEATS[min(attempts, len(REPEATS)) - 1]
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(msgspec.Struct, frozen=True, gc=False):
     """One removal that was sent and has not been seen to end."""
 
     first: float
@@ -49,11 +49,15 @@ class Removal:
 
     def again(self, now: float) -> Removal:
         """As it is after one more attempt."""
-        return replace(self, last=now, attempts=self.attempts + 1, urgent=False)
+        return msgspec.structs.replace(self, last=now, attempts=self.attempts + 1, urgent=False)
+
+    def hurried(self) -> Removal:
+        """As it is when it is to be repeated at once."""
+        return msgspec.structs.replace(self, urgent=True)
 
     def told_no(self, reason: str) -> Removal:
         """As it is after the guest's refusal."""
-        return replace(self, refusal=reason, refused_attempt=self.attempts)
+        return msgspec.structs.replace(self, refusal=reason, refused_attempt=self.attempts)
 
 
 class Grace:
@@ -90,8 +94,8 @@ class Grace:
         self._levels.clear()
 
 
-class Situation(NamedTuple):
-    """All that the next step depends on. (A named tuple: it is made anew for every look.)"""
+class Situation(msgspec.Struct, frozen=True, gc=False):
+    """All that the next step depends on."""
 
     desired: int
     plugged: Plugged
@@ -108,20 +112,17 @@ class Situation(NamedTuple):
     """Whether vCPUs may be added (under TCG not after a removal)."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddVcpus:
+class AddVcpus(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveVcpus:
+class RemoveVcpus(msgspec.Struct, frozen=True, gc=False):
     """Ask for these, in this order; some may have been asked for before."""
 
     ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True, gc=False):
     """Nothing to do until then, or until something happens."""
 
     until: float | None

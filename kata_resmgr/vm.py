@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import structlog
@@ -126,8 +126,10 @@ class Vm:
         self._reads = 0
         self._read_waiters: list[asyncio.Future[None]] = []
         self._lost: str | None = None
+        self._told = False
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()  # kept: asking for it is a system call each time
         self._quiet: asyncio.Future[None] | None = None
 
     # What is
@@ -173,8 +175,10 @@ class Vm:
 
     @property
     def surplus_reason(self) -> str | None:
+        if self.surplus == 0:
+            return None
         now = self._now()
-        return surplus_reason(now, self._situation(now)) if self._machine is not None else None
+        return surplus_reason(now, self._situation(now))
 
     def reached(self, goal: Goal) -> bool:
         return self.satisfied if goal is Goal.SATISFIED else self.converged
@@ -219,7 +223,7 @@ class Vm:
     def shrink_now(self) -> None:
         """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
         self._grace.end()
-        self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+        self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
         self._wake()
 
     async def until(self, goal: Goal, end: float, undo: Callable[[], None] | None, keeps: bool) -> bool:
@@ -231,10 +235,9 @@ class Vm:
         """
         if self.reached(goal):
             return True
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(goal, loop.create_future(), undo)
+        waiter = _Waiter(goal, self._loop.create_future(), undo)
         self._waiters[waiter] = None
-        timer = loop.call_at(end, self._end_wait, waiter, keeps)
+        timer = self._loop.call_at(end, self._end_wait, waiter, keeps)
         try:
             return await waiter.future
         finally:
@@ -244,7 +247,7 @@ class Vm:
     async def attach(self, open_driver: Callable[[], Hypervisor]) -> None:
         """Connect and read back; from then on the loop converges. Not attached when it raises :class:`Problem`."""
         await self.detach()
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        first: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._run(open_driver, first))
         try:
             await first
@@ -284,7 +287,7 @@ class Vm:
         if self._task is None or self._phase is Phase.LOST:
             return
         if self._quiet is None:
-            self._quiet = asyncio.get_running_loop().create_future()
+            self._quiet = self._loop.create_future()
         self._wake()
         done, _ = await asyncio.wait([self._quiet], timeout=max(end - self._now(), 0))
         if not done:
@@ -309,7 +312,7 @@ class Vm:
         if (problem := self.cannot_grow()) is not None and problem.code is not Code.NOT_SUPPORTED:
             raise problem
         self._stale = True
-        read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        read: asyncio.Future[None] = self._loop.create_future()
         self._read_waiters.append(read)
         self._wake()
         done, _ = await asyncio.wait([read], timeout=max(end - self._now(), 0))
@@ -376,6 +379,9 @@ class Vm:
 
     async def _converge(self, driver: Hypervisor) -> None:
         while True:
+            if self._told:  # let those who have what they waited for answer first: nobody waits for what is next
+                self._told = False
+                await asyncio.sleep(0)
             if self._lost is not None:
                 raise Unreachable(self._lost)
             if self._held:
@@ -450,7 +456,7 @@ class Vm:
                 self._told_no(vcpu, reason)
             case GuestReset():
                 self._stale = True
-                self._pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self._pending.items()}
+                self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
                 self._log.info("the guest was reset")
             case ConnectionLost(reason=reason):
                 self._lost = reason
@@ -525,6 +531,7 @@ class Vm:
         for waiter in self._waiters:
             if not waiter.future.done() and self.reached(waiter.goal):
                 waiter.future.set_result(True)
+                self._told = True
 
     def _fail_growers(self, problem: Callable[[], Problem]) -> None:
         """Each undoes its own record only, here and now: before the loop takes its next step.
@@ -585,7 +592,7 @@ class Vm:
         return machine.accelerator is not Accelerator.TCG or not self._removed_any
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def _wake(self) -> None:
         self._woken = True
@@ -603,9 +610,8 @@ class Vm:
     async def _sleep(self, until: float | None) -> None:
         """Until woken (also by what happened while the loop was busy), or until that time."""
         if not self._woken:
-            loop = asyncio.get_running_loop()
-            self._sleeper = loop.create_future()
-            timer = None if until is None else loop.call_at(until, self._wake)
+            self._sleeper = self._loop.create_future()
+            timer = None if until is None else self._loop.call_at(until, self._wake)
             try:
                 await self._sleeper
             finally:

@@ -32,8 +32,7 @@ from kata_resmgr.vm import Goal
 PHASES = ("sized", "running", "held", "unreachable", "lost")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One request, checked: the ids of its path, its query, and its body as the route's type."""
 
     manager: ResourceManager

@@ -3,6 +3,7 @@
 - plug and unplug through the socket against the bare exchange, on the same guest (mini firmware, KVM), in shuffled
   rounds; the daemon is detached while the bare script has its turn;
 - operations a second on one container in tables of 10, 1,000 and 100,000;
+- 50 VMs while another one hangs in the middle of a grow, against the same 50 while it does not;
 - wake-ups of an idle daemon with 50 VMs attached.
 
 Ends with 1 where a bound of the project is missed.
@@ -14,21 +15,25 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from hypervisors.base import Accelerator
 from kata_resmgr.guest.machine import FirmwareGuest
 from tests.bench.bare import BareQmp
 from tests.bench.shim import Shim
-from tests.daemon import Daemon, until
+from tests.daemon import Caller, Daemon, until
 
+CONFIG = "[resmgr]\nhost_cpus = 4\n[hypervisor.qemu]\ndefault_memory = 64\n"
 PLUG_BOUND = 1.25
 UNPLUG_BOUND = 1.70
 FLAT_BOUND = 0.75
+HUNG_BOUND = 1.2
 ROUNDS = 30
 CYCLES = 20
 IDLE_VMS = 50
@@ -51,7 +56,7 @@ def main() -> int:
 
 
 def exchanges(directory: Path) -> None:
-    with Daemon(directory, "[resmgr]\nhost_cpus = 4\n[hypervisor.qemu]\ndefault_memory = 64\n") as daemon:
+    with Daemon(directory, CONFIG) as daemon:
         caller = daemon.caller()
         vmm = caller.ok("PUT", "/v1/sandboxes/s1", {})["vmm"]
         bare_path = directory / "bare.sock"
@@ -129,7 +134,7 @@ def fill(daemon: Daemon, size: int) -> None:
     def some(first: int) -> None:
         caller = daemon.caller()
         for number in range(first, size, 4):
-            caller.ok("PUT", f"/v1/sandboxes/n{size}/containers/c{number}", resources(number))
+            caller.ok("PUT", f"/v1/sandboxes/n{size}/containers/c{number}", resources(1_000 + number))
         caller.close()
 
     with ThreadPoolExecutor(4) as pool:
@@ -141,18 +146,18 @@ def rate(shim: Shim, size: int) -> float:
     count = 0
     while time.perf_counter() - began < 0.5:
         count += 1
-        body = resources(random.randrange(1_000_000))
+        body = resources(random.randrange(1_000, 1_000_000))
         shim.call(Shim.request("PUT", f"/v1/sandboxes/n{size}/containers/c{random.randrange(size)}", body))
     return count / (time.perf_counter() - began)
 
 
-def resources(number: int) -> bytes:
-    return b'{"resources": {"cpu": {"quota": %d, "period": 100000}, "memory": {"limit": 1}}}' % (1_000 + number)
+def resources(quota: int) -> bytes:
+    return b'{"resources": {"cpu": {"quota": %d, "period": 100000}, "memory": {"limit": 1}}}' % quota
 
 
 def idle(directory: Path) -> None:
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(directory, "[hypervisor.qemu]\ndefault_memory = 64\n"))
+        daemon = stack.enter_context(Daemon(directory, CONFIG))
         caller = daemon.caller()
         for number in range(IDLE_VMS):
             path = f"/v1/sandboxes/s{number}"
@@ -166,6 +171,57 @@ def idle(directory: Path) -> None:
         woken = wake_ups(daemon.process.pid) - before
         print(f"wake-ups of an idle daemon with {IDLE_VMS} VMs attached, in {IDLE_SECONDS} s: {woken}")
         bounded(woken == 0, f"{woken} wake-ups of an idle daemon")
+
+
+def neighbours(directory: Path) -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(
+            Daemon(directory, "[resmgr]\nhost_cpus = 4\n[hypervisor.qemu]\ndefault_memory = 64\n")
+        )
+        caller = daemon.caller()
+        guests = []
+        for number in range(IDLE_VMS + 1):
+            path = f"/v1/sandboxes/s{number}"
+            args = caller.ok("PUT", path, {})["vmm"]["args"]
+            guests.append(stack.enter_context(FirmwareGuest(args, accelerator=Accelerator.KVM)))
+            guests[-1].ready()
+            caller.ok("PUT", f"{path}/vm", {})
+        shim = Shim(daemon.socket)
+        shim.connect()
+        times: dict[bool, list[float]] = {False: [], True: []}
+        turns = [False, True] * 8
+        random.shuffle(turns)
+        for hung in turns:
+            stuck = None
+            if hung:
+                guests[-1].pause()
+                stuck = threading.Thread(target=failing_grow, args=(daemon, IDLE_VMS))
+                stuck.start()
+                until(lambda: caller.ok("GET", f"/v1/sandboxes/s{IDLE_VMS}")["vcpus"]["desired"] == 4, "the grow began")
+            for number in range(IDLE_VMS):
+                container = f"/v1/sandboxes/s{number}/containers/c1"
+                for request in (
+                    Shim.request("PUT", container, resources(100_000)),
+                    Shim.request("DELETE", f"{container}?wait=5s"),
+                ):
+                    timed(times[hung], partial(shim.call, request))
+            if stuck is not None:
+                stuck.join()
+                guests[-1].resume()
+                until(lambda: caller.ok("GET", f"/v1/sandboxes/s{IDLE_VMS}")["phase"] == "running", "it is back")
+                assert caller.ok("POST", f"/v1/sandboxes/s{IDLE_VMS}/reconcile?wait=5s")["converged"]
+        shim.close()
+    print(f"{IDLE_VMS} VMs, each growing and shrinking in turn, while one more hangs in the middle of a grow")
+    ratio = percentile(times[True], 50) / percentile(times[False], 50)
+    print(f"  without {shown(times[False])}   with {shown(times[True])}   p50 x {ratio:.2f} (at most {HUNG_BOUND})")
+    bounded(ratio <= HUNG_BOUND, f"beside a hung VM: {ratio:.2f} x, at most {HUNG_BOUND}")
+
+
+def failing_grow(daemon: Daemon, number: int) -> None:
+    caller = Caller(daemon.socket)
+    status, problem = caller.call("PUT", f"/v1/sandboxes/s{number}/containers/c1?deadline=2s", resources(300_000))
+    assert (status, problem["code"]) == (504, "hypervisor_timeout"), problem
+    caller.close()
 
 
 def wake_ups(pid: int) -> int:

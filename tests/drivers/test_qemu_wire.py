@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import tracemalloc
@@ -66,13 +67,17 @@ async def impatient(server: QmpServer, hints: Hints) -> AsyncIterator[QemuHyperv
 
 @pytest.fixture(autouse=True)
 async def nothing_left_behind() -> AsyncIterator[None]:
-    """Neither tasks nor descriptors may outlive a test and its fixtures."""
+    """Neither tasks nor descriptors may outlive a test and its fixtures, nor exceptions that nobody looked at."""
     descriptors = _descriptors()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
     yield
     for _ in range(3):  # closed transports let go of their sockets in a later turn of the loop
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert _descriptors() == descriptors
+    gc.collect()  # asyncio complains when a task goes whose exception was not retrieved
+    assert complaints == []
 
 
 def _descriptors() -> int:
@@ -516,6 +521,17 @@ async def test_a_broken_answer_ends_the_session_once(
     assert "\n" not in str(failure.value)
     with pytest.raises(Unreachable):
         await driver.read()
+
+
+async def test_a_hang_up_with_several_commands_under_way(
+    server: QmpServer, driver: QemuHypervisor, hints: Hints
+) -> None:
+    server.spoil("device_add", b"", hang_up=True)
+
+    with pytest.raises(Unreachable):
+        await driver.add_vcpus(3)
+
+    await hints.next(ConnectionLost)
 
 
 @pytest.mark.parametrize("said", [b"nonsense\r\n", b"[]\r\n", b'{"event": '], ids=["garbage", "no object", "half"])

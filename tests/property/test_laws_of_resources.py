@@ -109,7 +109,8 @@ def test_members_that_are_not_known_are_kept(old: bytes, update: bytes) -> None:
 
 def _overlaid(old: Any, update: Any) -> Any:  # noqa: ANN401 - any JSON
     if isinstance(old, dict) and isinstance(update, dict):
-        return {key: _overlaid(old.get(key), update.get(key)) for key in old | update}
+        stated = {key: value for key, value in update.items() if value is not None}  # null states nothing
+        return {key: _overlaid(old.get(key), stated.get(key)) for key in old | stated}
     return old if update is None else update
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from hypothesis import given, settings
@@ -70,7 +70,7 @@ class _Vm:
         self.guest = season.guest
         if season.stroke is Stroke.RESET:
             self._latched.clear()
-            self.pending = {vcpu: replace(removal, urgent=True) for vcpu, removal in self.pending.items()}
+            self.pending = {vcpu: removal.hurried() for vcpu, removal in self.pending.items()}
         elif season.stroke is Stroke.FOREIGN and len(self.vcpus) < MAXIMUM:
             self.foreign += 1
             self.vcpus.insert(self.foreign - 1, Vcpu(f"foreign{self.foreign}", ours=False))
