@@ -92,4 +92,5 @@ def _toml_value(value: Value) -> str:
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, Fraction):
         return decimal_text(value)
-    return json.dumps(value)  # of text, numbers and truth, JSON and TOML have the same notion
+    text = json.dumps(value, ensure_ascii=False)  # TOML writes text, numbers and truth as JSON does,
+    return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in text)  # but escapes the rest otherwise
