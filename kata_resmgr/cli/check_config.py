@@ -72,7 +72,7 @@ def _json_value(value: Value) -> Any:  # noqa: ANN401 - what JSON can hold
 
 
 def _tell(settings: Settings, values: Sequence[Effective]) -> None:
-    """As TOML, so that it can be read back, with the origins as comments."""
+    """As TOML, with the origins as comments."""
     from kata_resmgr.config_table import plain
 
     print("\n".join(f"# {plain(str(file))}" for file in settings.layers.files) or "# no file: the defaults hold")
