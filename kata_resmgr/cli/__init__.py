@@ -30,7 +30,8 @@ _COMMANDS = {
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
-_WITHOUT_DAEMON = frozenset({"serve", "check-config"})
+_ASK_NOBODY = ("serve", "check-config")
+"""Those without a daemon's socket to name."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         prog=f"kata-resmgr {name}", description=f"{says.capitalize()}.", formatter_class=_Help
     )
     getattr(import_module(f"kata_resmgr.cli.{module}"), name.replace("-", "_"))(command)
-    if name not in _WITHOUT_DAEMON:
+    if name not in _ASK_NOBODY:
         _takes_socket(command, default=socket)
     arguments = command.parse_args(rest)
     try:
