@@ -34,7 +34,7 @@ DEFAULT_MEMORY = 2048
 DEFAULT_MEMORY_SLOTS = 10
 
 _LARGEST_MEMORY = (1 << 43) - 1  # MiB: in bytes it still fits into 63 bits
-_LARGEST_COUNT = (1 << 31) - 1
+_LARGEST_COUNT = (1 << 32) - 1  # as in Kata
 _LARGEST_RATE = (1 << 63) - 1
 
 
@@ -131,36 +131,37 @@ class Settings:
     daemon: DaemonConfig
     layers: Layers
     host: Host
+    configs: Mapping[str, SandboxConfig]
+    """By hypervisor: what a sandbox lives by that says nothing of its own."""
 
     def for_sandbox(self, hypervisor: str | None = None, annotations: Mapping[str, str] | None = None) -> SandboxConfig:
         """The effective values for one sandbox; *hypervisor* None: as annotations and configuration say.
 
         Raises :class:`Problem`: ``invalid_config`` for a hypervisor that nobody knows, ``invalid_annotation``.
         """
-        tables = self.layers.tables
-        if hypervisor is not None:
-            if hypervisor not in HYPERVISORS:
-                detail = f'hypervisor "{plain(hypervisor)}" is not known: use {either(HYPERVISORS)}'
-                raise Problem(Code.INVALID_CONFIG, detail)
-            config = _sandbox_config(tables, self.host, HYPERVISORS[hypervisor], "sandbox")
+        annotations = annotations or {}
+        if hypervisor is None:
+            name, origin = _hypervisor(self.layers.tables)
+            if (chosen := hypervisor_of(annotations, _bounds(self.configs[name]))) is not None:
+                # What the configuration chose has let it in; all else is for the chosen one to let in.
+                annotations = {key: value for key, value in annotations.items() if key != HYPERVISOR_NAME}
+                name, origin = chosen, "annotation"
+        elif hypervisor in HYPERVISORS:
+            name, origin = HYPERVISORS[hypervisor], "sandbox"
         else:
-            config = _sandbox_config(tables, self.host, *_hypervisor(tables))
-        if not annotations:
-            return config
-        if hypervisor is None and (chosen := hypervisor_of(annotations, _bounds(config))) is not None:
-            # It was let in by the configuration's own choice; everything else is let in by the one that it chose.
-            annotations = {key: value for key, value in annotations.items() if key != HYPERVISOR_NAME}
-            config = _sandbox_config(tables, self.host, chosen, "annotation")
+            detail = f'hypervisor "{plain(hypervisor)}" is not known: use {either(HYPERVISORS)}'
+            raise Problem(Code.INVALID_CONFIG, detail)
+        config = self.configs[name]
         changes = overrides(annotations, _bounds(config))
         if changes.hypervisor or changes.runtime:
-            name = config.hypervisor
+            tables = self.layers.tables
             changed = {
                 **tables,
                 "runtime": tables["runtime"].under(changes.runtime),
                 f"hypervisor.{name}": _hypervisor_table(tables, name).under(changes.hypervisor),
             }
-            config = _sandbox_config(changed, self.host, name, config.origins["hypervisor"])
-        return replace(config, notes=changes.notes)
+            config = _sandbox_config(changed, self.host, name)
+        return replace(config, origins={**config.origins, "hypervisor": origin}, notes=changes.notes)
 
 
 def load(path: Path | None, host: Host | None = None) -> Settings:
@@ -173,10 +174,9 @@ def load(path: Path | None, host: Host | None = None) -> Settings:
         host = host or this_host()
     except (OSError, ValueError) as error:
         raise ConfigError(f"this host's size cannot be read: {error}") from error
-    for hypervisor in MOST_VCPUS:  # every value is judged at the start, not at its first use
-        _sandbox_config(layers.tables, host, hypervisor, "sandbox")
-    _hypervisor(layers.tables)
-    return Settings(daemon_config(layers.tables["daemon"]), layers, host)
+    _hypervisor(layers.tables)  # for its refusal: every value is judged at the start, not at its first use
+    configs = {hypervisor: _sandbox_config(layers.tables, host, hypervisor) for hypervisor in MOST_VCPUS}
+    return Settings(daemon_config(layers.tables["daemon"]), layers, host, configs)
 
 
 # From tables to effective values (SPEC 2)
@@ -203,10 +203,10 @@ def _bounds(config: SandboxConfig) -> Bounds:
     return Bounds(config.enable_annotations, config.host_cpus, config.default_maxmemory)
 
 
-def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str, chosen_by: str) -> SandboxConfig:
+def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) -> SandboxConfig:
     resmgr, runtime, kata = tables["resmgr"], tables["runtime"], _hypervisor_table(tables, hypervisor)
 
-    origins: dict[str, str] = {"hypervisor": chosen_by}
+    origins = {"hypervisor": tables["runtime"].origin("hypervisor_name")}
     host_cpus = resmgr.integer("host_cpus", 1, _LARGEST_COUNT)
     host_memory = resmgr.integer("host_memory", 1, _LARGEST_MEMORY)
     origins["host_cpus"] = "host" if host_cpus is None else resmgr.origin("host_cpus")

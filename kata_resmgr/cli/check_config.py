@@ -72,7 +72,7 @@ def _json_value(value: Value) -> Any:  # noqa: ANN401 - what JSON can hold
 
 
 def _tell(settings: Settings, values: Sequence[Effective]) -> None:
-    """As TOML, so that it can be read back, with the origins as comments."""
+    """As TOML, with the origins as comments."""
     from kata_resmgr.config_table import plain
 
     print("\n".join(f"# {plain(str(file))}" for file in settings.layers.files) or "# no file: the defaults hold")
@@ -92,4 +92,5 @@ def _toml_value(value: Value) -> str:
         return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, Fraction):
         return decimal_text(value)
-    return json.dumps(value)  # of text, numbers and truth, JSON and TOML have the same notion
+    text = json.dumps(value, ensure_ascii=False)  # TOML writes text, numbers and truth as JSON does,
+    return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in text)  # but escapes the rest otherwise

@@ -68,6 +68,9 @@ class ScriptedManager(ResourceManager):
     async def put_sandbox(self, sandbox_id: str, spec: SandboxSpec) -> Outcome:
         return await self._change("put_sandbox", sandbox_id, spec)
 
+    async def resize(self, sandbox_id: str, resources: bytes, patience: Patience) -> Outcome:
+        return await self._change("resize", sandbox_id, resources, patience)
+
     def sandboxes(self, phase: str | None = None) -> list[view.Sandbox]:
         self._note("sandboxes", phase)
         return [SANDBOX]

@@ -57,6 +57,13 @@ async def until(condition: Callable[[], bool]) -> None:
         ("GET", "/v1/sandboxes/s1?for=converged", None, ("sandbox", "s1"), 200),
         ("GET", "/v1/sandboxes/s1?wait=5s&for=satisfied", None, ("wait_for", "s1", "satisfied", 5.0), 200),
         ("DELETE", "/v1/sandboxes/s1", None, ("delete_sandbox", "s1"), 204),
+        (
+            "PATCH",
+            "/v1/sandboxes/s1?wait=2s",
+            '{"resources": {"cpu": {"quota": 1}}}',
+            ("resize", "s1", b'{"cpu": {"quota": 1}}', Patience(None, 2.0)),
+            200,
+        ),
         ("PUT", "/v1/sandboxes/s1/vm", "{}", ("attach", "s1", None, None, None), 200),
         (
             "PUT",
@@ -114,6 +121,7 @@ async def test_the_status_tells_the_outcome(
     assert (await served.ask("PUT", C1, '{"resources": {}}')).status == container
     assert (await served.ask("PUT", "/v1/sandboxes/s1/containers", '{"containers": {}}')).status == others
     assert (await served.ask("POST", "/v1/sandboxes/s1/reconcile")).status == others
+    assert (await served.ask("PATCH", "/v1/sandboxes/s1", '{"resources": {}}')).status == others
     assert (await served.ask("DELETE", C1)).status == 204
     assert (await served.ask("PUT", "/v1/sandboxes/s1", "{}")).status == sandbox
 
@@ -236,6 +244,8 @@ def in_order(pieces: tuple[str, ...], text: str) -> bool:
         ("GET", "/", None, 404, "not_found", ("no path",), None),
         ("GET", "/v2/sandboxes", None, 404, "not_found", ("no path",), None),
         ("POST", "/v1/plan", "{}", 404, "not_found", ("no path",), None),
+        ("PATCH", "/v1/sandboxes/s1", "{}", 400, "invalid_body", ("missing",), ["/resources"]),
+        ("PATCH", "/v1/sandboxes/s1", '{"resources": {}, "x": 1}', 400, "invalid_body", ("no such member",), ["/x"]),
         ("POST", "/v1/sandboxes/s1", "{}", 405, "method_not_allowed", ("GET, PUT, PATCH, DELETE",), None),
         ("GET", "/v1/sandboxes?phase=up", None, 400, "invalid_query", ("phase='up'", "sized or running"), None),
         ("GET", "/v1/sandboxes?x=1", None, 400, "invalid_query", ("'x'", "there are phase"), None),

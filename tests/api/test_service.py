@@ -135,6 +135,37 @@ def test_sighup(place: Place) -> None:
         assert place.ask("PUT", "/v1/sandboxes/s2", b"{}")[1]["boot"]["memoryBytes"] == 64 << 20
 
 
+def test_sighup_reads_every_layer_again_and_all_or_nothing(place: Place) -> None:
+    kata, drop_in = place.path / "configuration.toml", place.path / "config.d" / "10.toml"
+    drop_in.parent.mkdir()
+
+    def reload(process: subprocess.Popen[bytes], event: str) -> None:
+        seen = place.events().count(event)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: place.events().count(event) > seen)
+
+    def boot(name: str) -> tuple[int, int]:
+        size = place.ask("PUT", f"/v1/sandboxes/{name}", b"{}")[1]["boot"]
+        return size["vcpus"], size["memoryBytes"] >> 20
+
+    place.configure('[kata]\nconfig_path = "configuration.toml"\n[resmgr]\nhost_cpus = 8\nhost_memory = 8192\n')
+    kata.write_text("[hypervisor.qemu]\ndefault_vcpus = 2\ndefault_memory = 128\n")
+    with daemon(place) as process:
+        assert boot("s1") == (2, 128)
+        kata.write_text("[hypervisor.qemu]\ndefault_vcpus = 3\ndefault_memory = 256\n")
+        drop_in.write_text("[hypervisor.qemu]\ndefault_memory = -1\n")
+        reload(process, "configuration left as it was")
+        assert f"{drop_in}:2: [hypervisor.qemu] default_memory = -1" in place.records()[-1]["reason"]
+        assert boot("s2") == (2, 128)
+        drop_in.write_text("[hypervisor.qemu]\ndefault_memory = 512\n")
+        reload(process, "configuration read again")
+        assert boot("s3") == (3, 512)
+        assert place.ask("GET", "/v1/sandboxes/s1")[1]["boot"]["vcpus"] == 2
+        kata.unlink()
+        reload(process, "configuration left as it was")
+        assert boot("s4") == (3, 512)
+
+
 def test_a_second_daemon_is_refused_and_the_first_serves_on(place: Place) -> None:
     with daemon(place):
         assert "another process serves it" in refused(place)

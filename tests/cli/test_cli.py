@@ -150,6 +150,11 @@ def run(*arguments: str) -> int:
             "PATCH /v1/sandboxes/s1/containers/c1",
             {"resources": {"cpu": {"quota": -1}, "memory": {"limit": -1}}},
         ),
+        (
+            "resize s1 --cpus 2 --memory 1G --wait 3s",
+            "PATCH /v1/sandboxes/s1?wait=3s",
+            {"resources": {"cpu": {"quota": 200000, "period": 100000}, "memory": {"limit": 1 << 30}}},
+        ),
         ("delete s1 c1 --wait 5&", "DELETE /v1/sandboxes/s1/containers/c1?wait=5%26", None),
         ("delete s1", "DELETE /v1/sandboxes/s1", None),
     ],

@@ -135,7 +135,7 @@ def test_effective_values(tmp_path: Path, text: str, expected: dict[str, Any]) -
         (QEMU + "default_vcpus = 1e-9999", 2, "more than 1000 decimal places"),
         (QEMU + 'default_vcpus = "1"', 2, 'default_vcpus = "1": must be a number'),
         (QEMU + "default_vcpus = true", 2, "default_vcpus = true: must be a number"),
-        (QEMU + "default_maxvcpus = -1", 2, "default_maxvcpus = -1: must be a whole number from 0 to 2147483647"),
+        (QEMU + "default_maxvcpus = -1", 2, "default_maxvcpus = -1: must be a whole number from 0 to 4294967295"),
         (QEMU + "default_maxvcpus = 2.0", 2, "default_maxvcpus = 2.0: must be a whole number"),
         (QEMU + "default_maxvcpus = 99999999999999999999", 2, "must be a whole number"),
         (QEMU + "default_memory = 63", 2, "default_memory = 63: must be 0 or at least 64 MiB"),
@@ -182,7 +182,6 @@ def test_effective_values(tmp_path: Path, text: str, expected: dict[str, Any]) -
         ("[kata]\nconfig_path = 1", 2, "[kata] config_path = 1: must be the path of a file"),
         ("[kata]\nconfig_path = ''", 2, 'config_path = "": must be the path of a file'),
         ('[kata]\nconfig_path = "\\u0000"', 2, "must be the path of a file"),
-        ("a." * 3000 + "b = 1", 1, "nested too deeply"),
     ],
 )  # fmt: skip
 def test_refused(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -200,6 +199,7 @@ def test_refused(tmp_path: Path, text: str, line: int, words: str) -> None:
         b"[resmgr\n",
         b"\xff\xfe",
         b"a = " + b"[" * 5000,
+        b"a." * 3000 + b"b = 1",
         b"a = " + b"9" * 5000,
         b"[resmgr]\nbase = 'add'\nbase = 'max'",
         b"#" * (1 << 20) + b"#",

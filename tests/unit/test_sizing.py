@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kata_resmgr import sizing
-from kata_resmgr.config import Base, OverMax
+from kata_resmgr import demand, sizing
+from kata_resmgr.config import Base, Compat, OverMax
 from kata_resmgr.problem import Code, Problem
-from kata_resmgr.sizing import MIB, BootSize, Declared, Note, Target
+from kata_resmgr.sizing import MIB, BootSize, Change, Declared, Note, Target
 from tests.examples import resources, sandbox_config, table
 
 NONE = Declared()
@@ -262,6 +262,140 @@ def test_the_guests_own_granularity_counts() -> None:
 def test_a_resized_pod_has_at_least_that_memory(resized: int, memory: int) -> None:
     assert _target(resized=Declared(memory=resized * MIB)).memory == memory * MIB
     assert _target(resources(limit=MIB), resized=Declared(memory=resized * MIB)).memory == max(memory, 2176) * MIB
+
+
+# compat = "kata"
+
+
+@pytest.mark.parametrize(
+    ("declared", "d", "exact", "vcpus"),
+    [(None, Fraction(5, 2), Fraction(5, 2), 3), (Fraction(4), Fraction(1), Fraction(1), 1)],
+)
+def test_kata_boots_with_the_default_whatever_is_declared(
+    declared: Fraction | None, d: Fraction, exact: Fraction, vcpus: int
+) -> None:
+    boot = _boot(Declared(declared, 4096 * MIB), default_vcpus=d, compat=Compat.KATA)
+    assert (boot.exact, boot.vcpus, boot.memory) == (exact, vcpus, 4096 * MIB)
+    assert _boot(Declared(Fraction(4), 64 * MIB), static=True, compat=Compat.KATA).vcpus == 4
+
+
+@pytest.mark.parametrize("base", Base)
+@pytest.mark.parametrize(
+    ("texts", "exact", "vcpus"),
+    [
+        ([], Fraction(2), 2),
+        ([resources()], Fraction(2), 2),
+        ([resources(cpus="0", shares=2)], Fraction(1), 2),
+        ([resources(cpus="0-3", shares=2), resources(cpus="2-5")], Fraction(6), 6),
+        ([resources(cpus="0-3"), resources(quota=50_000)], Fraction(5, 2), 3),
+        ([resources(quota=-1), resources(quota=150_000)], Fraction(7, 2), 4),
+    ],
+)
+def test_katas_demand(texts: list[bytes], exact: Fraction, vcpus: int, base: Base) -> None:
+    config = sandbox_config(default_vcpus=Fraction(2), compat=Compat.KATA, base=base)
+    boot, _ = sizing.boot_size(config, NONE)
+    sums = table(*texts, cpuset_sizing=demand.counting(config)).sums()
+    target = sizing.target(config, boot, NONE, sums)
+    assert (target.exact, target.vcpus) == (exact, vcpus)
+    asked = table(*texts, resources(limit=128 * MIB), cpuset_sizing=demand.counting(config)).sums()
+    memory = sizing.target(config, boot, NONE, asked).memory  # which is what base is for
+    assert memory == (2176 if base is Base.ADD else 2048) * MIB
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after", "held"),
+    [
+        (Change.ADD, 4, 2, 4),
+        (Change.ADD, 4, 4, None),
+        (Change.ADD, 4, 6, None),
+        (Change.DELETE, 4, 6, 4),
+        (Change.DELETE, 4, 2, None),
+        (Change.UPDATE, 4, 2, None),
+        (Change.UPDATE, 4, 6, None),
+    ],
+)
+def test_what_kata_holds(change: Change, before: int, after: int, held: int | None) -> None:
+    targets = [Target(Fraction(number), number, 2048 * MIB, 0) for number in (before, after)]
+    assert sizing.held(sandbox_config(compat=Compat.KATA), change, *targets) == held
+    assert sizing.held(sandbox_config(), change, *targets) is None
+
+
+@pytest.mark.parametrize(("held", "vcpus"), [(1, 3), (5, 5), (9, 8)])
+def test_what_is_held_lies_between_boot_and_maximum(held: int, vcpus: int) -> None:
+    config = sandbox_config(compat=Compat.KATA, default_vcpus=Fraction(3))
+    boot, _ = sizing.boot_size(config, NONE)
+    target = sizing.target(config, boot, NONE, table(resources(cpus="0-6")).sums(), held=held)
+    assert (target.exact, target.vcpus, target.held, target.excess) == (Fraction(7), vcpus, True, 0)
+
+
+# What may be
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [
+        ((8, 0), (9, 0), Code.VCPU_LIMIT_EXCEEDED),
+        ((9, 0), (10, 0), Code.VCPU_LIMIT_EXCEEDED),
+        ((10, 0), (9, 0), None),
+        ((9, 0), (9, 0), None),
+        ((7, 0), (8, 0), None),
+        ((1, 8), (1, 9), Code.VCPU_LIMIT_EXCEEDED),
+        ((1, 9), (1, 9), None),
+        ((1, 9), (2, 9), None),
+        ((10, 1), (10, 9), Code.VCPU_LIMIT_EXCEEDED),
+        ((10, 1), (10, 8), None),
+    ],
+)
+def test_what_would_pass_the_maximum_is_refused_where_it_is_more_than_before(
+    before: tuple[int, int], after: tuple[int, int], refused: Code | None
+) -> None:
+    """In vCPUs: what the containers ask for, and what a resize does."""
+    config = sandbox_config(over_max_vcpus=OverMax.REFUSE)
+    boot, _ = sizing.boot_size(config, NONE)
+    was, becomes = (
+        sizing.target(
+            config, boot, NONE, table(resources(quota=(asked - 1) * 100_000)).sums(), resized=Declared(Fraction(floor))
+        )
+        for asked, floor in (before, after)
+    )
+    clamping = sandbox_config(over_max_vcpus=OverMax.CLAMP)
+    sizing.must_be_allowed(clamping, boot, was, becomes)
+    if refused is None:
+        sizing.must_be_allowed(config, boot, was, becomes)
+    else:
+        with pytest.raises(Problem) as refusal:
+            sizing.must_be_allowed(config, boot, was, becomes)
+        assert refusal.value.code is refused
+
+
+@pytest.mark.parametrize(
+    ("declared", "resized", "message"),
+    [
+        (Declared(Fraction(2), 1024 * MIB), Declared(Fraction(5, 2), 1024 * MIB), None),
+        (
+            Declared(Fraction(2), 1024 * MIB),
+            Declared(Fraction(3), 1024 * MIB),
+            "the containers and the resized sandbox ask for 3.5 vCPUs, fixed at 3",
+        ),
+        (
+            Declared(Fraction(2), 1024 * MIB),
+            Declared(Fraction(2), 1026 * MIB),
+            "the containers and the resized sandbox ask for 1142947840 bytes, fixed at 1140850688",
+        ),
+        (NONE, Declared(Fraction(1, 2)), None),
+        (
+            NONE,
+            Declared(Fraction(1)),
+            "the containers and the resized sandbox ask for 1.5 vCPUs, fixed at 1",
+        ),
+        (Declared(Fraction(2), 1024 * MIB), NONE, None),
+    ],
+)
+def test_a_resize_beyond_the_static_size_is_told(declared: Declared, resized: Declared, message: str | None) -> None:
+    config = sandbox_config(static=True, overhead_vcpus=Fraction(1, 2), overhead_memory=64)
+    boot, _ = sizing.boot_size(config, declared)
+    note = sizing.static_excess(config, boot, declared, table().sums(), resized)
+    assert note == (None if message is None else Note("DemandExceedsSize", "static", message))
 
 
 # Static
