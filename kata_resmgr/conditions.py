@@ -25,6 +25,7 @@ class Kind(StrEnum):
     MEMORY_FLOOR = "MemoryFloor"
     ABOVE_HOST = "AboveHost"
     ANNOTATION_IGNORED = "AnnotationIgnored"
+    BURST_WITHOUT_RATE = "BurstWithoutRate"
 
 
 def timestamp() -> str:

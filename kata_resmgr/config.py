@@ -7,7 +7,7 @@ layer of settings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -19,6 +19,7 @@ from kata_resmgr.config_keys import HYPERVISORS, RATE_LIMITERS
 from kata_resmgr.config_layers import NOTHING, Layers, read_layers
 from kata_resmgr.config_table import ConfigError, Table, either, plain
 from kata_resmgr.host import Host, this_host
+from kata_resmgr.limits import LARGEST_SIZE, IoLimits, LimitRefused, Scaling, configured
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 
@@ -35,7 +36,6 @@ DEFAULT_MEMORY_SLOTS = 10
 
 _LARGEST_MEMORY = (1 << 43) - 1  # MiB: in bytes it still fits into 63 bits
 _LARGEST_COUNT = (1 << 32) - 1  # as in Kata
-_LARGEST_RATE = (1 << 63) - 1
 
 
 class Base(StrEnum):
@@ -63,14 +63,6 @@ class OverMax(StrEnum):
 
     CLAMP = "clamp"
     REFUSE = "refuse"
-
-
-class Scaling(StrEnum):
-    """What a configured bandwidth is multiplied with (SPEC 10)."""
-
-    KATA = "kata"
-    """Kata's RevertBytes: each 1000 is taken to mean 1024."""
-    EXACT = "exact"
 
 
 class TcgUnplug(StrEnum):
@@ -121,7 +113,11 @@ class SandboxConfig:
     host_memory: int
     origins: Mapping[str, str]
     notes: tuple[Note, ...] = ()
-    """What there is to tell about the sandbox's annotations."""
+    """What there is to tell about these values, and about the sandbox's annotations."""
+
+    def io_limits(self, device: str) -> IoLimits:
+        """The limits of every ``"disk"``, or of every ``"net"``."""
+        return configured(device, self.rate_limits, self.rate_limiter_scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +157,7 @@ class Settings:
                 f"hypervisor.{name}": _hypervisor_table(tables, name).under(changes.hypervisor),
             }
             config = _sandbox_config(changed, self.host, name)
-        return replace(config, origins={**config.origins, "hypervisor": origin}, notes=changes.notes)
+        return replace(config, origins={**config.origins, "hypervisor": origin}, notes=config.notes + changes.notes)
 
 
 def load(path: Path | None, host: Host | None = None) -> Settings:
@@ -254,6 +250,8 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
     ):
         origins[key] = resmgr.origin(key)
 
+    scaling = resmgr.choice("rate_limiter_scaling", Scaling) or Scaling.KATA
+    rate_limits = {key: kata.integer(key, 0, LARGEST_SIZE) or 0 for key in RATE_LIMITERS}
     shrink_delay, deadline = resmgr.duration("shrink_delay"), resmgr.duration("deadline")
     return SandboxConfig(
         hypervisor=hypervisor,
@@ -270,7 +268,7 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
         confidential_guest=kata.flag("confidential_guest") or False,
         enable_virtio_mem=kata.flag("enable_virtio_mem") or False,
         reclaim_guest_freed_memory=kata.flag("reclaim_guest_freed_memory") or False,
-        rate_limits={key: kata.integer(key, 0, _LARGEST_RATE) or 0 for key in RATE_LIMITERS},
+        rate_limits=rate_limits,
         sandbox_cgroup_only=runtime.flag("sandbox_cgroup_only") or False,
         enable_vcpus_pinning=runtime.flag("enable_vcpus_pinning") or False,
         base=resmgr.choice("base", Base) or Base.ADD,
@@ -278,14 +276,26 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
         cpuset_sizing=resmgr.choice("cpuset_sizing", CpusetSizing) or CpusetSizing.EXCLUSIVE,
         shares_sizing=resmgr.flag("shares_sizing") or False,
         over_max_vcpus=resmgr.choice("over_max_vcpus", OverMax) or OverMax.CLAMP,
-        rate_limiter_scaling=resmgr.choice("rate_limiter_scaling", Scaling) or Scaling.KATA,
+        rate_limiter_scaling=scaling,
         shrink_delay=5.0 if shrink_delay is None else shrink_delay,
         deadline=10.0 if deadline is None else deadline,
         tcg_unplug=resmgr.choice("tcg_unplug", TcgUnplug) or TcgUnplug.NEVER,
         host_cpus=host.cpus,
         host_memory=host.memory,
         origins=origins,
+        notes=tuple(_idle_bursts(kata, rate_limits, scaling)),
     )
+
+
+def _idle_bursts(table: Table, rate_limits: Mapping[str, int], scaling: Scaling) -> Iterator[Note]:
+    """The rate limits, judged: one that cannot be kept is refused, and a burst that counts for nothing is told."""
+    for device in ("disk", "net"):
+        try:
+            limits = configured(device, rate_limits, scaling)
+        except LimitRefused as error:
+            table.refuse(error.name, error.must)
+        for burst in limits.idle_bursts:
+            yield Note("BurstWithoutRate", burst.name, burst.message)
 
 
 def _max_vcpus(table: Table, host: Host, most: int) -> tuple[int, str]:

@@ -62,7 +62,9 @@ def likely_mistakes(settings: Settings) -> Iterator[str]:
         if table is not None:
             yield from _unknown_keys("hypervisor", table)
             yield from _useless_patterns(table)
-            yield from _cut(settings.for_sandbox(name), table)
+            config = settings.for_sandbox(name)
+            yield from _cut(config, table)
+            yield from _idle_bursts(config, table)
         elif name not in OTHER_HYPERVISORS:
             near = nearest(name, (*HYPERVISORS, *OTHER_HYPERVISORS), _LIKENESS_OF_TABLES)
             if near is not None:
@@ -140,3 +142,9 @@ def _cut(config: SandboxConfig, table: Table) -> Iterator[str]:
             f"{setting.where}: [{table.name}] default_vcpus = {shown(setting.value)}: above default_maxvcpus, which is "
             f"{config.default_maxvcpus} ({config.origins['default_maxvcpus']}), and cut to it"
         )
+
+
+def _idle_bursts(config: SandboxConfig, table: Table) -> Iterator[str]:
+    for device in ("disk", "net"):
+        for burst in config.io_limits(device).idle_bursts:
+            yield f"{table.settings[burst.name].where}: [{table.name}] {burst.message}"

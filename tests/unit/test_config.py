@@ -18,13 +18,14 @@ from kata_resmgr.config import (
     CpusetSizing,
     OverMax,
     SandboxConfig,
-    Scaling,
     Settings,
     TcgUnplug,
 )
 from kata_resmgr.config_daemon import LogFormat, LogLevel
 from kata_resmgr.config_keys import OUR_KEYS, RATE_LIMITERS, READ_KEYS
 from kata_resmgr.host import Host, this_host
+from kata_resmgr.limits import Scaling
+from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 
 HOST = Host(cpus=8, memory=16384)
@@ -150,6 +151,10 @@ def test_effective_values(tmp_path: Path, text: str, expected: dict[str, Any]) -
         (RESMGR + 'compat = "go"', 2, 'compat = "go": must be "kata"'),
         (RESMGR + 'rate_limiter_scaling = "si"', 2, 'rate_limiter_scaling = "si": must be "kata" or "exact"'),
         (QEMU + "disk_rate_limiter_bw_max_rate = -1", 2, "must be a whole number from 0 to 9223372036854775807"),
+        (CLH + "disk_rate_limiter_ops_max_rate = 5", 2, "[hypervisor.clh] disk_rate_limiter_ops_max_rate = 5: must be "
+         "0 (no limit) or at least 10 ops/s: a smaller one never refills"),
+        (QEMU + "net_rate_limiter_bw_max_rate = 79", 2, "net_rate_limiter_bw_max_rate = 79: must be 0 (no limit) or at "
+         "least 80 bits/s: a smaller one never refills"),
         (CLH + "net_rate_limiter_ops_max_rate = 1.0", 2, "net_rate_limiter_ops_max_rate = 1.0: must be a whole number"),
         (CLH + "default_memory = 63", 2, "[hypervisor.clh] default_memory = 63: must be 0 or at least 64 MiB"),
         ("[hypervisor.cloud-hypervisor]\ndefault_memory = 63", 2, "[hypervisor.clh] default_memory = 63: must be"),
@@ -267,6 +272,34 @@ host_cpus = 6
     assert found["host_cpus"] == "config.toml:15"
     assert found["host_memory"] == "host"
     assert found["base"] == "default"
+
+
+def test_a_burst_without_its_rate_is_told(tmp_path: Path) -> None:
+    text = CLH + "disk_rate_limiter_bw_one_time_burst = 8000\nenable_annotations = []"
+    loaded = settings(tmp_path, text)
+    told = Note(
+        "BurstWithoutRate",
+        "disk_rate_limiter_bw_one_time_burst",
+        "disk_rate_limiter_bw_one_time_burst = 8000 counts for nothing without disk_rate_limiter_bw_max_rate: set that "
+        "too, or take this out",
+    )
+    assert loaded.for_sandbox().notes == (told,)
+    assert loaded.for_sandbox("qemu").notes == ()
+    name = "io.katacontainers.config.runtime.sandbox_cgroup_only"
+    assert [note.type for note in loaded.for_sandbox(None, {name: "true"}).notes] == [told.type, "AnnotationIgnored"]
+
+
+def test_the_limits_of_every_device(tmp_path: Path) -> None:
+    text = CLH + "disk_rate_limiter_bw_max_rate = 838860800"
+    limiter = sandbox(tmp_path, text).io_limits("disk").limiter()
+    assert limiter is not None
+    assert limiter.bandwidth is not None
+    assert limiter.bandwidth.size == 109930072
+    assert sandbox(tmp_path, text).io_limits("net").limiter() is None
+    limiter = sandbox(tmp_path, text + "\n" + RESMGR + "rate_limiter_scaling = 'exact'").io_limits("disk").limiter()
+    assert limiter is not None
+    assert limiter.bandwidth is not None
+    assert limiter.bandwidth.size == 104857600
 
 
 def test_every_field_has_an_origin(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ def test_config_path_is_told(tmp_path: Path) -> None:
          "2: [hypervisor.qemu] default_vcpus = 4: above default_maxvcpus, which is 2 (config.toml:3), and cut to it"),
         ("[hypervisor.qemu]\nenable_annotations = ['default_vcpu']",
          '2: [hypervisor.qemu] enable_annotations: "default_vcpu" matches the whole of no annotation that Kata has'),
+        ("[hypervisor.clh]\nnet_rate_limiter_ops_one_time_burst = 9",
+         "2: [hypervisor.clh] net_rate_limiter_ops_one_time_burst = 9 counts for nothing without "
+         "net_rate_limiter_ops_max_rate: set that too, or take this out"),
         ("[runtime]\nhypervisor_name = 'clh'\n[hypervisor.qemu]",
          '2: [runtime] hypervisor_name = "clh": there is no [hypervisor.clh]; its defaults hold'),
     ],
