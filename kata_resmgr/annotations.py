@@ -85,8 +85,12 @@ def crio(annotations: Mapping[str, str], key: str) -> Said:
         return Said(NOTHING, {})
     try:
         wire = _decoder.decode(text)
+    except msgspec.ValidationError as error:
+        wrong = [member for member in _CRIO_MEMBERS.values() if str(error).endswith(f"`$.{member}`")]
+        must = f"{wrong[0]} must be a whole number" if wrong else "it must be a JSON object"
+        raise _invalid(key, f"{_excerpt(text)}: {must}") from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise _invalid(key, f'it must be a JSON object with whole numbers, and "{_excerpt(text)}": {error}') from None
+        raise _invalid(key, f"{_excerpt(text)}: it must be a JSON object: {error}") from None
     stated = {"quota": wire.quota, "period": wire.period, "shares": wire.shares, "limit": wire.limit}
     for member, value in stated.items():
         low, high = _RANGES[member]

@@ -78,7 +78,7 @@ class SandboxConfig:
 
     Memory is in MiB, durations are in seconds. ``origins`` tells for each field, and for each key of *rate_limits*,
     where its value comes from: ``config.toml:16``, ``config.d/10-more.toml:3``, ``default``, ``host``, ``sandbox``,
-    ``annotation``, or a cut with its reason.
+    an annotation's key, or a cut with its reason.
     """
 
     hypervisor: str
@@ -141,7 +141,7 @@ class Settings:
             if (chosen := hypervisor_of(annotations, _bounds(self.configs[name]))) is not None:
                 # What the configuration chose has let it in; all else is for the chosen one to let in.
                 annotations = {key: value for key, value in annotations.items() if key != HYPERVISOR_NAME}
-                name, origin = chosen, "annotation"
+                name, origin = chosen, HYPERVISOR_NAME
         elif hypervisor in HYPERVISORS:
             name, origin = HYPERVISORS[hypervisor], "sandbox"
         else:

@@ -51,7 +51,10 @@ class Override:
     value: Any
     where: str
     """The annotation's key."""
-    origin: str = "annotation"
+
+    @property
+    def origin(self) -> str:
+        return self.where
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)

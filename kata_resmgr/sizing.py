@@ -11,6 +11,8 @@ from enum import Enum
 from fractions import Fraction
 from math import ceil
 
+import msgspec
+
 from kata_resmgr.config import Base, Compat, OverMax, SandboxConfig
 from kata_resmgr.demand import Sums
 from kata_resmgr.note import Note as Note
@@ -56,8 +58,7 @@ class BootSize:
     """What *vcpus* was rounded from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """What the present table asks for."""
 
     exact: Fraction

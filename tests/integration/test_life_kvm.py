@@ -70,6 +70,19 @@ def test_three_hundred_cycles_end_converged(pod: Callable[[int], Pod]) -> None:
     )
 
 
+def test_a_resized_sandbox(pod: Callable[[int], Pod]) -> None:
+    p = pod(4)
+    assert p.caller.ok("PATCH", SANDBOX, {"resources": {"cpu": {"quota": 250_000}}})["vcpus"]["plugged"] == 3
+    assert p.put(1.5)[1]["sandbox"]["vcpus"]["plugged"] == 3
+    told = p.caller.ok("GET", f"{SANDBOX}/explain")
+    assert {"name": "plugged: vCPUs", "value": "3", "source": "hypervisor"} in told["inputs"]
+    assert "resized: at least 2.5" not in " ".join(told["explain"])  # the containers ask for as much
+    assert p.caller.ok("PATCH", f"{SANDBOX}?wait=5s", {"resources": {"cpu": {"quota": 400_000}}})["converged"]
+    assert p.sizes() == (4, 4, 0)
+    assert p.caller.ok("PATCH", f"{SANDBOX}?wait=5s", {"resources": {"cpu": {"quota": -1}}})["converged"]
+    assert p.sizes() == (3, 3, 0)
+
+
 def test_a_guest_that_ignores_removals(pod: Callable[[int], Pod]) -> None:
     p = pod(4)
     p.put(2)

@@ -216,6 +216,17 @@ def test_crio_json_that_is_not_right_refuses_the_sandbox(key: str, value: str) -
     assert [at.pointer for at in refusal.value.at] == [f"/annotations/{key}"]
 
 
+def test_a_refusal_of_crio_json_names_the_member() -> None:
+    for value, told in (
+        ('{"cpu_quota": 1.5}', '{"cpu_quota": 1.5}: cpu_quota must be a whole number'),
+        ('{"cpu_shares": -1}', f"cpu_shares = -1 is out of range: 0 to {2**64 - 1} is allowed"),
+        ("[]", "[]: it must be a JSON object"),
+    ):
+        with pytest.raises(Problem) as refusal:
+            _declared({NEW: value})
+        assert refusal.value.detail == f"annotation {NEW}: {told}"
+
+
 def test_a_crio_key_that_need_not_be_read_is_not_read() -> None:
     assert _declared({QUOTA: "100000", NEW: "x", OLD: "x"}).size.vcpus == 1
     assert _declared({NEW: _crio(cpu_quota=100_000), OLD: "x"}).size.vcpus == 1

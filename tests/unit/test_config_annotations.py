@@ -191,8 +191,8 @@ def test_any_number_of_ignored_ones_is_told_in_few_notes(tmp_path: Path) -> None
 def test_the_origins_tell_of_the_annotation(tmp_path: Path) -> None:
     annotations = {HYPERVISOR + "default_vcpus": "6", HYPERVISOR + "default_max_vcpus": "4"}
     found = load(tmp_path, OPEN).for_sandbox(None, annotations).origins
-    assert found["default_maxvcpus"] == "annotation"
-    assert found["default_vcpus"] == "cut to default_maxvcpus (annotation)"
+    assert found["default_maxvcpus"] == HYPERVISOR + "default_max_vcpus"
+    assert found["default_vcpus"] == f"cut to default_maxvcpus ({HYPERVISOR}default_vcpus)"
     assert found["default_maxmemory"] == "config.toml:3"
 
 
@@ -214,7 +214,7 @@ def test_an_annotation_chooses_the_hypervisor_and_the_chosen_one_lets_in_the_res
     annotations = {RUNTIME + "hypervisor_name": "cloud-hypervisor", HYPERVISOR + "default_vcpus": "4"}
     found = load(tmp_path, BOTH).for_sandbox(None, annotations)
     assert found.default_vcpus == 4
-    assert (found.hypervisor, found.origins["hypervisor"]) == ("clh", "annotation")
+    assert (found.hypervisor, found.origins["hypervisor"]) == ("clh", RUNTIME + "hypervisor_name")
     assert found.notes == ()
 
 
