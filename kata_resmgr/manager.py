@@ -11,13 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from hypervisors import qemu_args
 from hypervisors.base import Hypervisor
-from kata_resmgr import declared, paths, sizing, view
+from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import SandboxConfig, Settings
+from kata_resmgr.ledger import registered
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
-from kata_resmgr.sizing import MIB, BootSize
 from kata_resmgr.store import Attachment, Store
 from kata_resmgr.vm import Goal
 
@@ -154,11 +153,9 @@ class ResourceManager:
 
     def _plan(self, sandbox_id: str, spec: SandboxSpec, present: Sandbox | None) -> Plan:
         annotations = dict(spec.annotations or {})
-        config = self.settings.for_sandbox(spec.hypervisor, annotations)
+        config, declaration, boot, notes = registered(self.settings, spec.hypervisor, annotations, spec.resources)
         if config.hypervisor != "qemu":
             raise Problem(Code.INVALID_CONFIG, f"hypervisor {config.hypervisor!r} is not supported yet; use 'qemu'")
-        declaration = declared.declare(config, annotations, spec.resources)
-        boot, notes = sizing.boot_size(config, declaration.size)
         monitor = str(self._directory(sandbox_id, spec.directory) / MONITOR)
         for other in self._sandboxes.values():
             if other is not present and other.plan.vmm.monitor == monitor:
@@ -169,8 +166,8 @@ class ResourceManager:
             annotations=annotations,
             declared=declaration,
             boot=boot,
-            notes=(*config.notes, *notes),
-            vmm=_vmm(boot, monitor),
+            notes=notes,
+            vmm=vmm.qemu(boot, monitor),
         )
 
     def _directory(self, sandbox_id: str, named: str | None) -> Path:
@@ -212,18 +209,3 @@ class ResourceManager:
         if sandbox is None:
             raise Problem(Code.NOT_FOUND, f'there is no sandbox "{sandbox_id}": register it with PUT first')
         return sandbox
-
-
-def _vmm(boot: BootSize, monitor: str) -> view.Vmm:
-    return view.Vmm(
-        args=qemu_args.vmm_arguments(
-            vcpus=boot.vcpus,
-            max_vcpus=boot.max_vcpus,
-            memory_mib=boot.memory // MIB,
-            max_memory_mib=boot.max_memory // MIB,
-            memory_slots=boot.memory_slots,
-            monitor=monitor,
-        ),
-        kernel_params=list(qemu_args.KERNEL_PARAMS),
-        monitor=monitor,
-    )

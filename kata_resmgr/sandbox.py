@@ -14,21 +14,20 @@ from types import MappingProxyType
 import msgspec
 
 from hypervisors.base import Hypervisor
-from kata_resmgr import declared, demand, explain, oci, sizing, view
+from kata_resmgr import explain, oci, view
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.declared import Declaration
-from kata_resmgr.demand import ContainerTable, Record, Sums
+from kata_resmgr.demand import Record
 from kata_resmgr.lanes import Lanes
+from kata_resmgr.ledger import Edit, Ledger
+from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
-from kata_resmgr.sizing import BootSize, Change, Note, Target
+from kata_resmgr.sizing import BootSize
 from kata_resmgr.step import Removal
 from kata_resmgr.store import Attachment, SandboxRecord, Store
 from kata_resmgr.vm import Goal, Phase, Vm
 from kata_resmgr.weight import cpu_weight
-
-CONTAINERS_MAX = 200_000
-"""Containers of one sandbox: far beyond any pod, and a bound on what a caller can make the daemon keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +79,13 @@ class Sandbox:
     def __init__(self, sandbox_id: str, plan: Plan, store: Store) -> None:
         self.id = sandbox_id
         self._store = store
-        self._table = ContainerTable()
         self._lanes = Lanes()
         self._life_cycle = asyncio.Lock()
         self._generation = 0
         self._attachment: Attachment | None = None
         self._ever_attached = False
         self._forgotten = False
-        self._register(plan)
+        self._register(plan, {})
 
     # Life cycle
 
@@ -114,22 +112,17 @@ class Sandbox:
                     Code.CONFLICT,
                     "a VM has been attached, so the size stays: repeat the PUT as it was, or delete the sandbox first",
                 )
-            self._register(plan)
+            self._register(plan, {name: record.text for name, record in self._ledger.table.records.items()})
 
-    def _register(self, plan: Plan) -> None:
+    def _register(self, plan: Plan, containers: Mapping[str, bytes]) -> None:
         self._plan = plan
-        self._boot = plan.boot
-        self._resized: Declaration | None = None
-        self._held: int | None = None
+        self._ledger = Ledger(plan.config, plan.declared, plan.boot, containers)
         self._answered = _Answered(None, None)
         self._conditions = Conditions()
         for note in plan.notes:
             self._conditions.hold(Kind(note.type), note.reason, note.message)
         self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals)
-        self._counting = demand.counting(plan.config)
-        for name, record in tuple(self._table.records.items()):  # what counts depends on the configuration
-            self._table.set(name, self._record(record.text, "/resources"))
-        self._aim(*self._assess(self._held))
+        self._aim()
         self._generation += 1
         self._keep()
 
@@ -149,7 +142,7 @@ class Sandbox:
                 self._learn_machine()
             else:
                 await self._attach(attachment, open_driver)
-            self._aim(*self._assess(self._held))
+            self._aim()
             self._keep()
             return self.state()
 
@@ -218,58 +211,36 @@ class Sandbox:
 
     async def put(self, container_id: str, text: bytes, patience: Patience) -> tuple[view.Container, Outcome]:
         """Create or replace one container."""
-        record = self._record(text, "/resources")
+        record = self._ledger.record(text)
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            present = self._table.get(container_id)
-            if present is not None and oci.same(present.text, text):
-                record, settled = present, await self._linger(patience, end)
-            else:
-                change = Change.ADD if present is None else Change.UPDATE
-                settled = await self._change(change, {container_id: record}, patience, end)
-            outcome = Outcome(self.state(), settled, created=present is None)
-            return view.Container(container_id, msgspec.Raw(record.text)), outcome
+            created = self._ledger.table.get(container_id) is None
+            settled = await self._carry_out(self._ledger.put(container_id, record), patience, end)
+            return self.container(container_id), Outcome(self.state(), settled, created)
 
     async def patch(self, container_id: str, text: bytes, patience: Patience) -> tuple[view.Container, Outcome]:
         """Merge *text* into what the container has."""
         oci.decode(text)
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            present = self._must_have(container_id)
-            merged = self._record(oci.merge(present.text, text), "/resources")
-            if oci.same(present.text, merged.text):
-                merged, settled = present, await self._linger(patience, end)
-            else:
-                settled = await self._change(Change.UPDATE, {container_id: merged}, patience, end)
-            return view.Container(container_id, msgspec.Raw(merged.text)), Outcome(self.state(), settled)
+            settled = await self._carry_out(self._ledger.patch(container_id, text), patience, end)
+            return self.container(container_id), Outcome(self.state(), settled)
 
     async def put_all(self, texts: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
         """These containers and no others, in one resize."""
-        records = {name: self._record(bytes(text), f"/containers/{name}/resources") for name, text in texts.items()}
+        records = {
+            name: self._ledger.record(bytes(text), f"/containers/{name}/resources") for name, text in texts.items()
+        }
         end = self._end(patience)
         async with self._lanes.all(end):
-            changes: dict[str, Record | None] = {name: None for name in self._table if name not in records}
-            kinds = {Change.DELETE} if changes else set()
-            for name, record in records.items():
-                present = self._table.get(name)
-                if present is None or not oci.same(present.text, record.text):
-                    changes[name] = record
-                    kinds.add(Change.ADD if present is None else Change.UPDATE)
-            if changes:
-                change = kinds.pop() if len(kinds) == 1 else Change.UPDATE
-                settled = await self._change(change, changes, patience, end)
-            else:
-                settled = await self._linger(patience, end)
+            settled = await self._carry_out(self._ledger.put_all(records), patience, end)
             return Outcome(self.state(), settled)
 
     async def delete(self, container_id: str, patience: Patience) -> Outcome:
         """Remove one container; it never fails for want of anything, and removing what is absent is done already."""
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            if self._table.get(container_id) is None:
-                settled = await self._linger(patience, end)
-            else:
-                settled = await self._change(Change.DELETE, {container_id: None}, patience, end)
+            settled = await self._carry_out(self._ledger.delete(container_id), patience, end)
             return Outcome(self.state(), settled)
 
     async def resize(self, text: bytes, patience: Patience) -> Outcome:
@@ -278,49 +249,33 @@ class Sandbox:
         end = self._end(patience)
         async with self._lanes.one(THE_SANDBOX, end):
             self._must_be_known()
-            before = self._resized
-            present = before or self._plan.declared
-            after = declared.resized(self._plan.config, present, text)
-            if oci.same(present.text, after.text):
-                return Outcome(self.state(), await self._linger(patience, end))
-
-            def take_back() -> None:
-                self._resized = before
-
-            self._resized = after
-            settled = await self._carry_out(Change.UPDATE, take_back, lambda: self._keep_resize(after), patience, end)
+            settled = await self._carry_out(self._ledger.resize(text), patience, end)
             return Outcome(self.state(), settled)
 
     def container(self, container_id: str) -> view.Container:
         """One container, as given."""
-        return view.Container(container_id, msgspec.Raw(self._must_have(container_id).text))
+        return view.Container(container_id, msgspec.Raw(self._ledger.must_have(container_id).text))
 
     def containers(self) -> dict[str, view.Container]:
         """All containers."""
-        return {name: view.Container(name, msgspec.Raw(record.text)) for name, record in self._table.records.items()}
+        records = self._ledger.table.records
+        return {name: view.Container(name, msgspec.Raw(record.text)) for name, record in records.items()}
 
     # What it tells
 
     def state(self) -> view.Sandbox:
         """The present state."""
-        vm, target, boot = self._vm, self._target, self._boot
+        vm, ledger = self._vm, self._ledger
+        boot, target, shares = ledger.boot, ledger.now.target, ledger.now.sums.shares
         plugged = vm.plugged
-        shares = self._sums.shares
         attached = vm.machine is not None
         return view.Sandbox(
             id=self.id,
             hypervisor=self._plan.config.hypervisor,
-            mode="static" if boot.static else "dynamic",
+            mode=boot.mode,
             phase=vm.phase,
             generation=self._generation,
-            boot=view.Boot(
-                vcpus=boot.vcpus,
-                max_vcpus=boot.max_vcpus,
-                memory_bytes=boot.memory,
-                max_memory_bytes=boot.max_memory,
-                memory_slots=boot.memory_slots,
-                memory_granularity_bytes=boot.granularity,
-            ),
+            boot=view.Boot.of(boot),
             vmm=self._plan.vmm,
             vcpus=self._vcpus(),
             memory=self._memory(),
@@ -334,95 +289,65 @@ class Sandbox:
             shares=shares,
             cpu_weight=cpu_weight(shares),
             conditions=self._conditions.listed(),
-            counts=view.Counts(containers=len(self._table)),
+            counts=view.Counts(containers=len(ledger.table)),
         )
 
     def explain(self) -> view.Explanation:
         """Every step from the inputs to the present target."""
-        config, boot, declaration = self._plan.config, self._boot, self._plan.declared
+        plan = self._plan
         attached = self._vm.machine is not None
         return view.Explanation(
             id=self.id,
             inputs=[
-                *explain.inputs(config, self._plan.annotations, declaration, self._resized),
+                *explain.inputs(plan.config, plan.annotations, plan.declared, self._ledger.resized),
                 *explain.reported(self._vm.machine, self._vm.plugged if attached else None),
             ],
-            explain=list(
-                explain.lines(
-                    config, boot, declaration, self._table.records, self._sums, self._target, resized=self._resized
-                )
-            ),
+            explain=self._ledger.steps(),
             vcpus=self._vcpus(),
             memory=self._memory(),
         )
 
     def _vcpus(self) -> view.Vcpus:
-        exact = self._target.exact
+        target = self._ledger.now.target
         return view.Vcpus(
-            exact=str(exact), desired=self._target.vcpus, plugged=len(self._vm.plugged.vcpus), pending=self._vm.pending
+            exact=str(target.exact), desired=target.vcpus, plugged=len(self._vm.plugged.vcpus), pending=self._vm.pending
         )
 
     def _memory(self) -> view.Memory:
-        return view.Memory(desired=self._target.memory, plugged=self._vm.plugged.memory, pending=0)
+        return view.Memory(desired=self._ledger.now.target.memory, plugged=self._vm.plugged.memory, pending=0)
 
     # Changing the table
 
-    async def _change(
-        self, change: Change, changes: Mapping[str, Record | None], patience: Patience, end: float
-    ) -> bool:
-        """Carry out one operation on containers; whether the wanted size is reached. Raises with all as it was."""
-        self._must_be_known()
-        undone = self._edit(changes)
-        return await self._carry_out(
-            change, lambda: self._edit(undone), lambda: self._keep_containers(changes), patience, end
-        )
+    async def _carry_out(self, edit: Edit | None, patience: Patience, end: float) -> bool:
+        """Make *edit* and, where it grows, wait for the VM; whether the wanted size is reached is returned.
 
-    async def _carry_out(
-        self,
-        change: Change,
-        take_back: Callable[[], object],
-        keep: Callable[[], None],
-        patience: Patience,
-        end: float,
-    ) -> bool:
-        """Let what has just been edited be, or *take_back*: refuse it, or make it the aim and wait where it grows.
-
-        It is kept when it is there; whether the wanted size is reached is returned.
+        It is kept when it is there. Raises with all as it was.
         """
-        config, before, held_before = self._plan.config, self._target, self._held
-        sums, target = self._assess(None)
-        held = sizing.held(config, change, before, target)
-        if held is not None:
-            sums, target = self._assess(held)
-        rises = change is not Change.DELETE and (target.exact > before.exact or target.floor > before.floor)
-        grows = rises and self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
-        try:
-            if change is not Change.DELETE:
-                self._must_fit()
-                sizing.must_be_allowed(config, self._boot, before, target)
-                if grows and (problem := self._vm.cannot_grow()) is not None:
-                    raise problem
-        except Problem:
-            take_back()
-            raise
+        if edit is None:
+            return await self._linger(patience, end)
+        self._must_be_known()
+        ledger = self._ledger
+        made = ledger.make(edit)
+        vcpus = made.after.target.vcpus
+        grows = made.rises and self._vm.machine is not None and vcpus > self._vm.effective and self._vm.resizes
+        if grows and (problem := self._vm.cannot_grow()) is not None:
+            ledger.take_back(made)
+            raise problem
         self._generation += 1
-        self._held = held
 
         def undo() -> None:
-            take_back()
+            ledger.take_back(made)
             self._generation += 1
-            if self._target is target:  # else another operation has decided what is held
-                self._held = held_before
-            if self._held != self._answered.held:
+            if ledger.now.held != self._answered.held:
                 self._keep_containers({})
-            self._aim(*self._assess(self._held))
+            self._aim()
 
         if not grows:
-            self._aim(sums, target)
-            keep()
+            self._aim()
+            self._keep_edit(edit)
             return await self._linger(patience, end) if patience.wait is not None else True
         self._vm.try_again()
-        self._aim(sums, target)
+        self._aim()
         keeps = patience.wait is not None and self._now() + patience.wait < end
         until = self._now() + patience.wait if patience.wait is not None and keeps else end
         try:
@@ -430,7 +355,7 @@ class Sandbox:
         except asyncio.CancelledError:
             undo()
             raise
-        keep()
+        self._keep_edit(edit)
         return settled
 
     async def _linger(self, patience: Patience, end: float) -> bool:
@@ -444,26 +369,10 @@ class Sandbox:
         goal = Goal.CONVERGED if vm.satisfied else Goal.SATISFIED
         return await vm.until(goal, min(self._now() + patience.wait, end), None, keeps=True)
 
-    def _edit(self, changes: Mapping[str, Record | None]) -> dict[str, Record | None]:
-        """Change the table; what takes it back is returned."""
-        return {name: self._table.set(name, record) for name, record in changes.items()}
-
-    def _assess(self, held: int | None) -> tuple[Sums, Target]:
-        """What is asked for as things are now, where *held* is held: nothing is changed by asking."""
-        plan, sums = self._plan, self._table.sums()
-        resized = None if self._resized is None else self._resized.size
-        return sums, sizing.target(plan.config, self._boot, plan.declared.size, sums, resized=resized, held=held)
-
-    def _must_fit(self) -> None:
-        if len(self._table) > CONTAINERS_MAX:
-            raise Problem(Code.TOO_MANY, f"a sandbox has at most {CONTAINERS_MAX} containers: delete some first")
-
-    def _aim(self, sums: Sums, target: Target) -> None:
-        """Make *target* what the VM is to become, and say what there is to say about it."""
-        self._sums, self._target = sums, target
-        conditions = self._conditions
-        plan, resized = self._plan, None if self._resized is None else self._resized.size
-        excess = sizing.excess(plan.config, self._boot, plan.declared.size, sums, target, resized)
+    def _aim(self) -> None:
+        """Make what is asked for what the VM is to become, and say what there is to say about it."""
+        conditions, target = self._conditions, self._ledger.now.target
+        excess = self._ledger.excess()
         for kind, reason in ((Kind.CLAMPED, "demand"), (Kind.DEMAND_EXCEEDS_SIZE, "static")):
             if excess is None or excess.type != kind:
                 conditions.clear(kind, reason)
@@ -494,9 +403,9 @@ class Sandbox:
             boot = replace(boot, max_vcpus=min(boot.max_vcpus, machine.max_vcpus))
         if self._attachment is not None and self._attachment.memory_block is not None:
             boot = replace(boot, granularity=max(boot.granularity, self._attachment.memory_block))
-        self._boot = boot
+        self._ledger.fit(boot)
         self._vm.resizes = not boot.static
-        self._aim(*self._assess(self._held))
+        self._aim()
 
     # Keeping
 
@@ -518,15 +427,18 @@ class Sandbox:
 
     def _keep_containers(self, changes: Mapping[str, Record | None]) -> None:
         texts = {name: None if record is None else record.text for name, record in changes.items()}
-        if self._held == self._answered.held:
+        if self._ledger.now.held == self._answered.held:
             self._store.save_containers(self.id, texts)
         else:
-            self._answered = replace(self._answered, held=self._held)
+            self._answered = replace(self._answered, held=self._ledger.now.held)
             self._keep(texts)
 
-    def _keep_resize(self, resized: Declaration) -> None:
-        self._answered = _Answered(resized.text, self._held)
-        self._keep()
+    def _keep_edit(self, edit: Edit) -> None:
+        if edit.resized is None:
+            self._keep_containers(edit.records)
+        else:
+            self._answered = _Answered(edit.resized.text, self._ledger.now.held)
+            self._keep()
 
     def _keep_removals(self, removals: Mapping[str, Removal]) -> None:
         self._store.save_removals(self.id, removals)
@@ -536,19 +448,10 @@ class Sandbox:
     async def _let_go(self) -> None:
         await self._vm.detach()
         self._attachment = None
-        self._boot = self._plan.boot
-        self._aim(*self._assess(self._held))
+        self._ledger.fit(self._plan.boot)
+        self._aim()
         if not self._forgotten:
             self._keep()
-
-    def _record(self, text: bytes, where: str) -> Record:
-        return Record(text, demand.of(oci.decode(text, where), self._counting))
-
-    def _must_have(self, container_id: str) -> Record:
-        record = self._table.get(container_id)
-        if record is None:
-            raise Problem(Code.NOT_FOUND, f'sandbox "{self.id}" has no container "{container_id}": create it with PUT')
-        return record
 
     def _must_be_known(self) -> None:
         if self._forgotten:

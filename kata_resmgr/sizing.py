@@ -57,6 +57,11 @@ class BootSize:
     exact: Fraction
     """What *vcpus* was rounded from."""
 
+    @property
+    def mode(self) -> str:
+        """As answers name it."""
+        return "static" if self.static else "dynamic"
+
 
 class Target(msgspec.Struct, frozen=True, gc=False):
     """What the present table asks for."""

@@ -5,7 +5,12 @@ Member names are API.md's (camelCase on the wire); sizes are bytes; ``exact`` is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+from kata_resmgr.limits import RateLimiter
+from kata_resmgr.sizing import BootSize
 
 
 class View(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -22,6 +27,17 @@ class Boot(View, frozen=True):
     memory_slots: int
     memory_granularity_bytes: int
 
+    @classmethod
+    def of(cls, boot: BootSize) -> Boot:
+        return cls(
+            vcpus=boot.vcpus,
+            max_vcpus=boot.max_vcpus,
+            memory_bytes=boot.memory,
+            max_memory_bytes=boot.max_memory,
+            memory_slots=boot.memory_slots,
+            memory_granularity_bytes=boot.granularity,
+        )
+
 
 class Vmm(View, frozen=True):
     """What the shim gives to the VMM so that the daemon can drive it."""
@@ -29,6 +45,35 @@ class Vmm(View, frozen=True):
     args: list[str]
     kernel_params: list[str]
     monitor: str
+
+
+class ClhCpus(msgspec.Struct, frozen=True, gc=False):
+    """Cloud Hypervisor's CpusConfig. Names in these objects are the VMM's own."""
+
+    boot_vcpus: int
+    max_vcpus: int
+
+
+class ClhMemory(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
+    """Cloud Hypervisor's MemoryConfig, in bytes; without a region for what comes later, nothing is said of one."""
+
+    size: int
+    hotplug_method: str
+    hotplug_size: int = 0
+
+
+class ClhConfig(View, frozen=True):
+    """What belongs into Cloud Hypervisor's VmConfig."""
+
+    cpus: ClhCpus
+    memory: ClhMemory
+
+
+class ClhVmm(View, frozen=True):
+    """As :class:`Vmm`, for Cloud Hypervisor. *limiters* are for each of the shim's own ``disk`` and ``net`` devices."""
+
+    config: ClhConfig
+    limiters: Mapping[str, RateLimiter]
 
 
 class Vcpus(View, frozen=True):

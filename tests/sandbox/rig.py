@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr import config as configuration
-from kata_resmgr import declared, sizing, view
+from kata_resmgr import view
 from kata_resmgr.host import Host
+from kata_resmgr.ledger import registered
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
 from kata_resmgr.store import Attachment, MemoryStore
 
@@ -34,11 +35,9 @@ def make_plan(
         file.flush()
         settings = configuration.load(Path(file.name), host)
     said = dict(annotations or {})
-    effective = settings.for_sandbox("qemu", said)
-    declaration = declared.declare(effective, said, resources)
-    boot, notes = sizing.boot_size(effective, declaration.size)
+    config, declared, boot, notes = registered(settings, "qemu", said, resources)
     vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
-    return Plan(effective, resources, said, declaration, boot, (*effective.notes, *notes), vmm)
+    return Plan(config, resources, said, declared, boot, notes, vmm)
 
 
 class Rig:

@@ -1,0 +1,43 @@
+"""What a shim gives to the VMM that it starts, so that the VM has its size and the daemon can drive it. Pure."""
+
+from __future__ import annotations
+
+from hypervisors import qemu_args
+from kata_resmgr import view
+from kata_resmgr.config import SandboxConfig
+from kata_resmgr.sizing import DIMM_GRANULARITY, MIB, BootSize
+
+HOTPLUG_UNIT = DIMM_GRANULARITY
+"""Bytes: what Cloud Hypervisor's region for memory that comes later is a multiple of."""
+
+
+def qemu(boot: BootSize, monitor: str) -> view.Vmm:
+    """*monitor* is the path of the socket that QEMU shall listen on."""
+    return view.Vmm(
+        args=qemu_args.vmm_arguments(
+            vcpus=boot.vcpus,
+            max_vcpus=boot.max_vcpus,
+            memory_mib=boot.memory // MIB,
+            max_memory_mib=boot.max_memory // MIB,
+            memory_slots=boot.memory_slots,
+            monitor=monitor,
+        ),
+        kernel_params=list(qemu_args.KERNEL_PARAMS),
+        monitor=monitor,
+    )
+
+
+def cloud_hypervisor(config: SandboxConfig, boot: BootSize) -> view.ClhVmm:
+    """Members of Cloud Hypervisor's VmConfig, and the limiters for the devices that the shim puts into it.
+
+    A static VM, and one that is as big as it may be, has no region to grow into.
+    """
+    region = 0 if boot.static else (boot.max_memory - boot.memory) // HOTPLUG_UNIT * HOTPLUG_UNIT
+    memory = view.ClhMemory(
+        size=boot.memory, hotplug_method="VirtioMem" if config.enable_virtio_mem else "Acpi", hotplug_size=region
+    )
+    cpus = view.ClhCpus(boot_vcpus=boot.vcpus, max_vcpus=boot.max_vcpus)
+    limiters = {
+        device: limiter for device in ("disk", "net") if (limiter := config.io_limits(device).limiter()) is not None
+    }
+    return view.ClhVmm(view.ClhConfig(cpus, memory), limiters)
