@@ -17,7 +17,7 @@ from kata_resmgr.config_annotations import HYPERVISOR_NAME, SMALLEST_MEMORY, Bou
 from kata_resmgr.config_daemon import DaemonConfig, daemon_config
 from kata_resmgr.config_keys import HYPERVISORS, RATE_LIMITERS
 from kata_resmgr.config_layers import NOTHING, Layers, read_layers
-from kata_resmgr.config_table import ConfigError, Table, either, plain
+from kata_resmgr.config_table import ConfigError, Override, Table, either, plain
 from kata_resmgr.host import Host, this_host
 from kata_resmgr.limits import LARGEST_SIZE, IoLimits, LimitRefused, Scaling, configured
 from kata_resmgr.note import Note
@@ -159,6 +159,21 @@ class Settings:
             config = _sandbox_config(changed, self.host, name)
         return replace(config, origins={**config.origins, "hypervisor": origin}, notes=config.notes + changes.notes)
 
+    def for_host(self, cpus: int | None, memory: int | None) -> Settings:
+        """These settings where the host has so many CPUs, and RAM in MiB; None: as they say themselves.
+
+        Raises :class:`Problem` ``invalid_config`` for values that do not go together on that host.
+        """
+        named = {"host_cpus": cpus, "host_memory": memory}
+        said = {key: Override(value, "request") for key, value in named.items() if value is not None}
+        if not said:
+            return self
+        tables = {**self.layers.tables, "resmgr": self.layers.tables["resmgr"].under(said)}
+        try:
+            return replace(self, layers=replace(self.layers, tables=tables), configs=_configs(tables, self.host))
+        except ConfigError as error:
+            raise Problem(Code.INVALID_CONFIG, str(error)) from error
+
 
 def load(path: Path | None, host: Host | None = None) -> Settings:
     """Read *path*, or the default file where there is one; *host* stands in for this host in tests.
@@ -171,8 +186,7 @@ def load(path: Path | None, host: Host | None = None) -> Settings:
     except (OSError, ValueError) as error:
         raise ConfigError(f"this host's size cannot be read: {error}") from error
     _hypervisor(layers.tables)  # for its refusal: every value is judged at the start, not at its first use
-    configs = {hypervisor: _sandbox_config(layers.tables, host, hypervisor) for hypervisor in MOST_VCPUS}
-    return Settings(daemon_config(layers.tables["daemon"]), layers, host, configs)
+    return Settings(daemon_config(layers.tables["daemon"]), layers, host, _configs(layers.tables, host))
 
 
 # From tables to effective values (SPEC 2)
@@ -197,6 +211,10 @@ def _hypervisor_table(tables: Mapping[str, Table], hypervisor: str) -> Table:
 
 def _bounds(config: SandboxConfig) -> Bounds:
     return Bounds(config.enable_annotations, config.host_cpus, config.default_maxmemory)
+
+
+def _configs(tables: Mapping[str, Table], host: Host) -> dict[str, SandboxConfig]:
+    return {hypervisor: _sandbox_config(tables, host, hypervisor) for hypervisor in MOST_VCPUS}
 
 
 def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) -> SandboxConfig:

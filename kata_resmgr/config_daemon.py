@@ -44,6 +44,10 @@ class DaemonConfig:
     log_format: LogFormat
     origins: Mapping[str, str]
 
+    def vm_directory(self, sandbox_id: str) -> Path:
+        """Where the daemon makes a directory for a sandbox that names none."""
+        return self.socket.parent / "vm" / sandbox_id
+
 
 def daemon_config(table: Table) -> DaemonConfig:
     """Make *table* effective. Raises :class:`ConfigError`."""

@@ -46,11 +46,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One value that a sandbox's annotation puts in the place of a file's; it is checked already."""
+    """One value that is put in the place of a file's; it is checked already."""
 
     value: Any
     where: str
-    """The annotation's key."""
+    """The key of the sandbox's annotation that says so, or ``request``."""
 
     @property
     def origin(self) -> str:

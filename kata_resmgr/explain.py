@@ -32,17 +32,14 @@ _CONFIG_INPUTS = (
 _STATIC_INPUTS = ("overhead_vcpus", "overhead_memory")
 
 
+_NAMED_IN_STEPS = ("default_vcpus", "default_memory")
+
+
 def inputs(
     config: SandboxConfig, annotations: Mapping[str, str], declared: Declaration, resized: Declaration | None
 ) -> list[Input]:
     """What the decision rests on before there is a VM, each with where it comes from."""
-    origin = config.origins
-    listed = [Input("static_sandbox_resource_mgmt", _value(config.static), origin["static"])]
-    for name in (*_CONFIG_INPUTS, *(_STATIC_INPUTS if config.static else ())):
-        listed.append(Input(name, _value(getattr(config, name)), origin[name]))
-    kind, key = said.container_type(annotations)
-    if key is not None:
-        listed.append(Input("container type", kind.value, key))
+    listed = list(_given(config, annotations))
     for when, declaration in (("declared", declared), ("declared now", resized)):
         if declaration is None:
             continue
@@ -51,6 +48,29 @@ def inputs(
         if declaration.size.memory is not None:
             listed.append(Input(f"{when}: memory", _size(declaration.size.memory), declaration.memory_from))
     return listed
+
+
+def premises(config: SandboxConfig, annotations: Mapping[str, str]) -> Iterator[str]:
+    """What :func:`lines` takes as known, each with where it comes from: for a text that has no list of inputs."""
+    origin = config.origins
+    yield f"hypervisor = {config.hypervisor} ({origin['hypervisor']})"
+    yield f"host CPUs = {config.host_cpus} ({origin['host_cpus']})"
+    yield f"host memory = {config.host_memory} MiB ({origin['host_memory']})"
+    for given in _given(config, annotations):
+        if given.name not in _NAMED_IN_STEPS:
+            unit = " MiB" if given.name.endswith("memory") else ""
+            yield f"{given.name} = {given.value}{unit} ({given.source})"
+
+
+def _given(config: SandboxConfig, annotations: Mapping[str, str]) -> Iterator[Input]:
+    """The configuration, and what kind of container the sandbox's first is."""
+    origin = config.origins
+    yield Input("static_sandbox_resource_mgmt", _value(config.static), origin["static"])
+    for name in (*_CONFIG_INPUTS, *(_STATIC_INPUTS if config.static else ())):
+        yield Input(name, _value(getattr(config, name)), origin[name])
+    kind, key = said.container_type(annotations)
+    if key is not None:
+        yield Input("container type", kind.value, key)
 
 
 def reported(machine: Machine | None, plugged: Plugged | None) -> Iterator[Input]:

@@ -15,6 +15,7 @@ from hypervisors.base import Hypervisor
 from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import SandboxConfig, Settings
 from kata_resmgr.ledger import registered
+from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
 from kata_resmgr.store import Attachment, Store
@@ -22,8 +23,6 @@ from kata_resmgr.vm import Goal
 
 SANDBOXES_MAX = 10_000
 """Sandboxes of one daemon: more VMs than a host runs, and a bound on what callers can make it keep."""
-MONITOR = "resmgr.sock"
-"""The monitor's name in the sandbox's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class ResourceManager:
             return
         await sandbox.forget()
         with contextlib.suppress(OSError):  # not ours, or the VM's socket is still in it
-            self._own_directory(sandbox_id).rmdir()
+            self.settings.daemon.vm_directory(sandbox_id).rmdir()
 
     def explain(self, sandbox_id: str) -> view.Explanation:
         return self._get(sandbox_id).explain()
@@ -145,6 +144,15 @@ class ResourceManager:
     async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome:
         return await self._get(sandbox_id).delete(container_id, patience)
 
+    async def plan(self, request: Request) -> Planned:
+        """A dry run. Between its steps everybody else has a turn."""
+        run = DryRun(self.settings, request)
+        steps = []
+        for step in run.steps():
+            steps.append(step)
+            await asyncio.sleep(0)
+        return run.answer(steps)
+
     async def close(self) -> None:
         """Let go of all VMs; they run on."""
         await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()))
@@ -156,7 +164,7 @@ class ResourceManager:
         config, declaration, boot, notes = registered(self.settings, spec.hypervisor, annotations, spec.resources)
         if config.hypervisor != "qemu":
             raise Problem(Code.INVALID_CONFIG, f"hypervisor {config.hypervisor!r} is not supported yet; use 'qemu'")
-        monitor = str(self._directory(sandbox_id, spec.directory) / MONITOR)
+        monitor = str(self._directory(sandbox_id, spec.directory) / vmm.MONITOR)
         for other in self._sandboxes.values():
             if other is not present and other.plan.vmm.monitor == monitor:
                 raise Problem(Code.CONFLICT, f'"{monitor}" belongs to sandbox "{other.id}": name another directory')
@@ -173,8 +181,8 @@ class ResourceManager:
     def _directory(self, sandbox_id: str, named: str | None) -> Path:
         """Where the monitor's socket shall be: the caller's directory, or one made here."""
         if named is None:
-            own = self._own_directory(sandbox_id)
-            paths.under_roots(str(own / MONITOR), [own.parent])
+            own = self.settings.daemon.vm_directory(sandbox_id)
+            paths.under_roots(str(own / vmm.MONITOR), [own.parent])
             try:
                 own.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
@@ -182,11 +190,8 @@ class ResourceManager:
             return own
         directory = paths.under_roots(named, self._roots())
         paths.must_be_directory(directory)
-        paths.under_roots(str(directory / MONITOR), self._roots())
+        paths.under_roots(str(directory / vmm.MONITOR), self._roots())
         return directory
-
-    def _own_directory(self, sandbox_id: str) -> Path:
-        return self.settings.daemon.socket.parent / "vm" / sandbox_id
 
     def _roots(self) -> tuple[Path, ...]:
         return (*self.settings.daemon.vm_roots, self.settings.daemon.socket.parent)
@@ -196,7 +201,7 @@ class ResourceManager:
         plan = sandbox.plan
         monitor = Path(plan.vmm.monitor)
         named = like.directory is not None and os.path.realpath(like.directory) == str(monitor.parent)
-        own = like.directory is None and monitor.parent == self._own_directory(sandbox.id)
+        own = like.directory is None and monitor.parent == self.settings.daemon.vm_directory(sandbox.id)
         return SandboxSpec(
             hypervisor=like.hypervisor if like.hypervisor in (None, plan.config.hypervisor) else plan.config.hypervisor,
             annotations=like.annotations if dict(like.annotations or {}) == plan.annotations else plan.annotations,

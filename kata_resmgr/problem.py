@@ -84,6 +84,11 @@ class Problem(Exception):
         self.retry_after = retry_after
         self.retryable = code.retryable if retryable is None else retryable
 
+    def below(self, pointer: str) -> Problem:
+        """The same, found in a body that has at *pointer* what was looked at."""
+        at = tuple(At(pointer + at.pointer, at.detail) for at in self.at)
+        return Problem(self.code, self.detail, at=at, retry_after=self.retry_after, retryable=self.retryable)
+
 
 def one_line(text: str) -> str:
     """*text* as one line of at most :data:`DETAIL_LIMIT` characters; what is cut is shown by an ellipsis."""

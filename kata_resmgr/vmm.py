@@ -7,6 +7,8 @@ from kata_resmgr import view
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.sizing import DIMM_GRANULARITY, MIB, BootSize
 
+MONITOR = "resmgr.sock"
+"""The monitor's name in the sandbox's directory."""
 HOTPLUG_UNIT = DIMM_GRANULARITY
 """Bytes: what Cloud Hypervisor's region for memory that comes later is a multiple of."""
 

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from kata_resmgr.ids import check_id
+from kata_resmgr.plan import Op, Request, Step
 from kata_resmgr.problem import At, Code, Problem
+from kata_resmgr.sizing import MIB
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -49,6 +51,50 @@ class ResizeBody(Body, frozen=True):
     resources: Raw
 
 
+class HostBody(Body, frozen=True):
+    """The host that a plan is for, as far as it is not the configuration's; bytes below a MiB are left out."""
+
+    cpus: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=MIB, le=(1 << 63) - 1)] | None = None
+
+
+class PlannedSandboxBody(Body, frozen=True):
+    """The sandbox that a plan is for."""
+
+    annotations: dict[str, str] | None = None
+    resources: Raw | UnsetType = UNSET
+
+
+class PlanBody(Body, frozen=True):
+    """API.md: Plan request. Steps are decoded one by one, so that a fault can be told with its place."""
+
+    hypervisor: str | None = None
+    host: HostBody | None = None
+    sandbox: PlannedSandboxBody | None = None
+    steps: list[Raw] | None = None
+
+
+class CreateStep(Body, frozen=True, tag_field="op", tag="create"):
+    container: str
+    resources: Raw
+
+
+class UpdateStep(Body, frozen=True, tag_field="op", tag="update"):
+    container: str
+    resources: Raw
+
+
+class ResizeStep(Body, frozen=True, tag_field="op", tag="resize"):
+    resources: Raw
+
+
+class DeleteStep(Body, frozen=True, tag_field="op", tag="delete"):
+    """*resources* are ignored: a runtime's calls can be handed on as they are."""
+
+    container: str
+    resources: Raw | UnsetType = UNSET
+
+
 class TableBody(Body, frozen=True):
     """The whole table. Entries are decoded one by one, so that a fault can be told with its container."""
 
@@ -58,6 +104,9 @@ class TableBody(Body, frozen=True):
 _B = TypeVar("_B", bound=Body)
 
 _container = msgspec.json.Decoder(ContainerBody)
+_step: msgspec.json.Decoder[CreateStep | UpdateStep | ResizeStep | DeleteStep] = msgspec.json.Decoder(
+    CreateStep | UpdateStep | ResizeStep | DeleteStep
+)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _PLACE = re.compile(r"(.*) - at `\$([^`]*)`", re.DOTALL)
@@ -84,6 +133,36 @@ def read_table(table: TableBody) -> dict[str, Raw]:
         check_id(name, "container"): read_body(_container, bytes(entry), f"/containers/{_escaped(name)}").resources
         for name, entry in table.containers.items()
     }
+
+
+def read_plan(body: PlanBody) -> Request:
+    """What is to be planned. Raises :class:`Problem` (``invalid_body``, ``invalid_id``)."""
+    host, sandbox = body.host or HostBody(), body.sandbox or PlannedSandboxBody()
+    return Request(
+        hypervisor=body.hypervisor,
+        host_cpus=host.cpus,
+        host_memory=None if host.memory_bytes is None else host.memory_bytes // MIB,
+        annotations=sandbox.annotations,
+        resources=stated(sandbox.resources),
+        steps=tuple(_read_step(bytes(step), f"/steps/{place}") for place, step in enumerate(body.steps or ())),
+    )
+
+
+def _read_step(text: bytes, pointer: str) -> Step:
+    match read_body(_step, text, pointer):
+        case CreateStep(container, resources):
+            return Step(Op.CREATE, check_id(container, "container"), bytes(resources))
+        case UpdateStep(container, resources):
+            return Step(Op.UPDATE, check_id(container, "container"), bytes(resources))
+        case ResizeStep(resources):
+            return Step(Op.RESIZE, "", bytes(resources))
+        case DeleteStep(container):
+            return Step(Op.DELETE, check_id(container, "container"))
+
+
+def stated(resources: Raw | UnsetType) -> bytes | None:
+    """The text of an OCI object that need not be there."""
+    return None if resources is UNSET or bytes(resources) == b"null" else bytes(resources)
 
 
 def _place(message: str, prefix: str) -> At:

@@ -17,11 +17,14 @@ from kata_resmgr.api.bodies import (
     Body,
     ContainerBody,
     Nothing,
+    PlanBody,
     ResizeBody,
     SandboxBody,
     TableBody,
     VmBody,
+    read_plan,
     read_table,
+    stated,
 )
 from kata_resmgr.ids import check_id
 from kata_resmgr.manager import ResourceManager, SandboxSpec
@@ -101,6 +104,10 @@ async def _ready(call: Call) -> Answer:
     return Answer(503 if reasons else 200, {"ok": not reasons, "reasons": reasons})
 
 
+async def _plan(call: Call) -> Answer:
+    return Answer(200, await call.manager.plan(read_plan(call.body)))
+
+
 # Sandboxes
 
 
@@ -124,8 +131,7 @@ async def _list_sandboxes(call: Call) -> Answer:
 
 async def _put_sandbox(call: Call) -> Answer:
     body: SandboxBody = call.body
-    resources = bytes(body.resources) if isinstance(body.resources, msgspec.Raw) else None
-    spec = SandboxSpec(body.hypervisor, body.annotations, None if resources == b"null" else resources, body.directory)
+    spec = SandboxSpec(body.hypervisor, body.annotations, stated(body.resources), body.directory)
     outcome = await call.manager.put_sandbox(call.sandbox, spec)
     return Answer(201 if outcome.created else 200, outcome.sandbox)
 
@@ -236,6 +242,7 @@ _ROUTES: dict[str, dict[str, Route]] = {
     "version": {"GET": Route(_version)},
     "healthz": {"GET": Route(_alive)},
     "readyz": {"GET": Route(_ready)},
+    "v1/plan": {"POST": Route(_plan, body=_takes(PlanBody))},
     "v1/sandboxes": {"GET": Route(_list_sandboxes, frozenset({"phase"}))},
     "v1/sandboxes/*": {
         "GET": Route(_get_sandbox, frozenset({"wait", "for", "view"})),

@@ -16,6 +16,7 @@ from kata_resmgr import __version__
 _COMMANDS = {
     "serve": ("serve", "run the daemon"),
     "check-config": ("check_config", "show what a configuration comes to, and warn of likely mistakes in it"),
+    "plan": ("plan", "show what would be done, and why, without a VM or a daemon"),
     "ps": ("ps", "list the sandboxes"),
     "show": ("looking", "show one sandbox"),
     "explain": ("looking", "show how a sandbox's size comes about"),
@@ -32,7 +33,7 @@ _COMMANDS = {
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }
 """The module of each command, which has a function of the command's name that defines its arguments."""
-_ASK_NOBODY = ("serve", "weight", "check-config")
+_ASK_NOBODY = ("serve", "weight", "check-config", "plan")
 """Those without a daemon's socket to name."""
 
 

@@ -26,6 +26,14 @@ def size_line(sandbox: dict[str, Any]) -> str:
     )
 
 
+def boot_line(boot: dict[str, Any]) -> str:
+    """What the VM is started with, and what it may have."""
+    return (
+        f"boot with {boot['vcpus']} of at most {boot['maxVcpus']} vCPUs and "
+        f"{mib(boot['memoryBytes'])} of at most {mib(boot['maxMemoryBytes'])}"
+    )
+
+
 def tell_size(sandbox: dict[str, Any]) -> None:
     """After a change of a sandbox."""
     print(size_line(sandbox))
@@ -40,11 +48,8 @@ def tell_boot(sandbox: dict[str, Any]) -> None:
     """After a registration: what the VM is to be started with."""
     import shlex
 
-    boot, vmm = sandbox["boot"], sandbox["vmm"]
-    print(
-        f"{sandbox['id']}: boot with {boot['vcpus']} of at most {boot['maxVcpus']} vCPUs and "
-        f"{mib(boot['memoryBytes'])} of at most {mib(boot['maxMemoryBytes'])}"
-    )
+    vmm = sandbox["vmm"]
+    print(f"{sandbox['id']}: {boot_line(sandbox['boot'])}")
     print(f"arguments: {shlex.join(vmm['args'])}")
     if vmm["kernelParams"]:
         print(f"kernel parameters: {shlex.join(vmm['kernelParams'])}")

@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 
-from kata_resmgr import view
+from kata_resmgr import config, view
 from kata_resmgr.api.server import Api
+from kata_resmgr.host import Host
 from kata_resmgr.manager import ResourceManager, SandboxSpec
+from kata_resmgr.plan import Planned, Request, dry_run
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience
 from kata_resmgr.vm import Goal
@@ -131,6 +133,10 @@ class ScriptedManager(ResourceManager):
     def containers(self, sandbox_id: str) -> dict[str, view.Container]:
         self._note("containers", sandbox_id)
         return {"c1": view.Container("c1", msgspec.Raw(b'{"x-unknown": 1.50}'))}
+
+    async def plan(self, request: Request) -> Planned:
+        self._note("plan", request)
+        return dry_run(config.load(Path("/dev/null"), Host(8, 16384)), request)
 
     async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome:
         return await self._change("delete_container", sandbox_id, container_id, patience)

@@ -15,6 +15,7 @@ import pytest_asyncio
 from kata_resmgr import __version__
 from kata_resmgr.api import server
 from kata_resmgr.manager import SandboxSpec
+from kata_resmgr.plan import Op, Request, Step
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sandbox import Patience
 from tests.api.api_harness import SANDBOX, Served, read_reply, serving
@@ -50,6 +51,33 @@ async def until(condition: Callable[[], bool]) -> None:
             200,
         ),
         ("PUT", "/v1/sandboxes/s1", '{"resources": null}', ("put_sandbox", "s1", SandboxSpec()), 200),
+        ("POST", "/v1/plan", "{}", ("plan", Request()), 200),
+        (
+            "POST",
+            "/v1/plan",
+            '{"hypervisor": "clh", "host": {"cpus": 4, "memoryBytes": 8589934591},'
+            ' "sandbox": {"annotations": {"a": "b"}, "resources": {}},'
+            ' "steps": [{"op": "create", "container": "a", "resources": {"x": 1.50}},'
+            ' {"op": "update", "container": "a", "resources": null}, {"op": "resize", "resources": {}},'
+            ' {"op": "delete", "container": "a", "resources": 7}]}',
+            (
+                "plan",
+                Request(
+                    hypervisor="clh",
+                    host_cpus=4,
+                    host_memory=8191,
+                    annotations={"a": "b"},
+                    resources=b"{}",
+                    steps=(
+                        Step(Op.CREATE, "a", b'{"x": 1.50}'),
+                        Step(Op.UPDATE, "a", b"null"),
+                        Step(Op.RESIZE, "", b"{}"),
+                        Step(Op.DELETE, "a"),
+                    ),
+                ),
+            ),
+            200,
+        ),
         ("GET", "/v1/sandboxes", None, ("sandboxes", None), 200),
         ("GET", "/v1/sandboxes?phase=held", None, ("sandboxes", "held"), 200),
         ("GET", "/v1/sandboxes/s1", None, ("sandbox", "s1"), 200),
@@ -199,6 +227,65 @@ def in_order(pieces: tuple[str, ...], text: str) -> bool:
         ("PUT", "/v1/sandboxes/s1", '{"annotations": {"a": 1}}', 400, "invalid_body", ("str",), ["/annotations"]),
         ("PUT", "/v1/sandboxes/s1", '{"hypervisor": 1}', 400, "invalid_body", ("str",), ["/hypervisor"]),
         ("PUT", "/v1/sandboxes/s1", '{"Hypervisor": "qemu"}', 400, "invalid_body", ("member",), ["/Hypervisor"]),
+        ("POST", "/v1/plan", "", 400, "invalid_body", ("not JSON",), [""]),
+        ("POST", "/v1/plan", '{"step": []}', 400, "invalid_body", ("no such member",), ["/step"]),
+        ("POST", "/v1/plan", '{"host": {"cpus": 0}}', 400, "invalid_body", (">= 1",), ["/host/cpus"]),
+        ("POST", "/v1/plan", '{"host": {"cpus": 4294967296}}', 400, "invalid_body", ("<=",), ["/host/cpus"]),
+        (
+            "POST",
+            "/v1/plan",
+            '{"host": {"memoryBytes": 1048575}}',
+            400,
+            "invalid_body",
+            (">= 1048576",),
+            ["/host/memoryBytes"],
+        ),
+        (
+            "POST",
+            "/v1/plan",
+            '{"steps": [{"op": "delete", "container": "a"}, 3]}',
+            400,
+            "invalid_body",
+            ("object",),
+            ["/steps/1"],
+        ),
+        ("POST", "/v1/plan", '{"steps": [{"op": "start"}]}', 400, "invalid_body", ("'start'",), ["/steps/0/op"]),
+        (
+            "POST",
+            "/v1/plan",
+            '{"steps": [{"op": "create", "resources": {}}]}',
+            400,
+            "invalid_body",
+            ("missing",),
+            ["/steps/0/container"],
+        ),
+        (
+            "POST",
+            "/v1/plan",
+            '{"steps": [{"op": "update", "container": "a"}]}',
+            400,
+            "invalid_body",
+            ("missing",),
+            ["/steps/0/resources"],
+        ),
+        (
+            "POST",
+            "/v1/plan",
+            '{"steps": [{"op": "resize", "container": "a", "resources": {}}]}',
+            400,
+            "invalid_body",
+            ("no such member",),
+            ["/steps/0/container"],
+        ),
+        (
+            "POST",
+            "/v1/plan",
+            '{"steps": [{"op": "delete", "container": "../a"}]}',
+            400,
+            "invalid_id",
+            ("'../a'",),
+            None,
+        ),
         ("PUT", "/v1/sandboxes/s1/vm", '{"pid": "1"}', 400, "invalid_body", ("int",), ["/pid"]),
         ("PUT", "/v1/sandboxes/s1/vm", '{"pid": 1.0}', 400, "invalid_body", ("int",), ["/pid"]),
         ("PUT", "/v1/sandboxes/s1/vm", '{"pid": 0}', 400, "invalid_body", (">= 1",), ["/pid"]),
@@ -243,7 +330,8 @@ def in_order(pieces: tuple[str, ...], text: str) -> bool:
         ("GET", "/v1/sandboxes/s1/containers/a/b", None, 404, "not_found", ("no path",), None),
         ("GET", "/", None, 404, "not_found", ("no path",), None),
         ("GET", "/v2/sandboxes", None, 404, "not_found", ("no path",), None),
-        ("POST", "/v1/plan", "{}", 404, "not_found", ("no path",), None),
+        ("POST", "/v1/plans", "{}", 404, "not_found", ("no path",), None),
+        ("GET", "/v1/plan", None, 405, "method_not_allowed", ("POST",), None),
         ("PATCH", "/v1/sandboxes/s1", "{}", 400, "invalid_body", ("missing",), ["/resources"]),
         ("PATCH", "/v1/sandboxes/s1", '{"resources": {}, "x": 1}', 400, "invalid_body", ("no such member",), ["/x"]),
         ("POST", "/v1/sandboxes/s1", "{}", 405, "method_not_allowed", ("GET, PUT, PATCH, DELETE",), None),

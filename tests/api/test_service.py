@@ -122,6 +122,22 @@ def test_ctrl_c_ends_it_as_well(place: Place) -> None:
         assert process.wait(PATIENCE) == 0
 
 
+def test_a_plan_is_the_same_with_a_daemon_and_without(place: Place) -> None:
+    place.configure("[hypervisor.clh]\ndisk_rate_limiter_ops_max_rate = 15\n[hypervisor.qemu]\n")
+    request = (
+        b'{"host": {"cpus": 4}, "steps": [{"op": "create", "container": "a", "resources": {"cpu": {"quota": 900000}}},'
+        b' {"op": "update", "container": "b", "resources": {}}]}'
+    )
+    refused = b'{"sandbox": {"resources": {"cpu": {"cpus": "x"}}}}'
+    command = [*PROGRAM, "plan", "--json", "--config", str(place.config)]
+    with daemon(place):
+        for text, status in ((request, 200), (refused, 422)):
+            done = subprocess.run(command, input=text, capture_output=True, timeout=PATIENCE, check=False)
+            assert done.returncode == (status != 200)
+            assert place.ask("POST", "/v1/plan", text) == (status, json.loads(done.stdout))
+        assert place.ask("GET", "/v1/sandboxes") == (200, {"sandboxes": []})
+
+
 def test_sighup(place: Place) -> None:
     with daemon(place) as process:
         place.configure("[hypervisor.qemu]\ndefault_memory = 63\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr import config as configuration
 from kata_resmgr import view
+from kata_resmgr.config import Settings
 from kata_resmgr.host import Host
 from kata_resmgr.ledger import registered
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
@@ -26,16 +27,18 @@ def cpus(count: float | str, **more: object) -> bytes:
     return json.dumps({"cpu": {"quota": round(float(count) * 100_000), "period": 100_000}, **more}).encode()
 
 
-def make_plan(
-    toml: str = "", resources: bytes | None = None, host: Host = HOST, annotations: Mapping[str, str] | None = None
-) -> Plan:
+def load(toml: str, host: Host = HOST) -> Settings:
+    """The configuration with this text."""
+    with tempfile.TemporaryDirectory(prefix="rm-") as directory:
+        file = Path(directory, "config.toml")
+        file.write_text(toml)
+        return configuration.load(file, host)
+
+
+def make_plan(toml: str = "", resources: bytes | None = None, annotations: Mapping[str, str] | None = None) -> Plan:
     """What a sandbox is registered with under this configuration."""
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(toml)
-        file.flush()
-        settings = configuration.load(Path(file.name), host)
     said = dict(annotations or {})
-    config, declared, boot, notes = registered(settings, "qemu", said, resources)
+    config, declared, boot, notes = registered(load(toml), "qemu", said, resources)
     vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
     return Plan(config, resources, said, declared, boot, notes, vmm)
 
