@@ -394,8 +394,8 @@ class Sandbox:
         held = sizing.held(config, change, before, target)
         if held is not None:
             sums, target = self._assess(held)
-        rises = change is not Change.DELETE and (target.exact > before.exact or target.floor > before.floor)
-        grows = rises and self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
+        lacks = self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes
+        grows = lacks and change is not Change.DELETE and target.asks_more_than(before)
         try:
             if change is not Change.DELETE:
                 self._must_fit()
