@@ -28,8 +28,9 @@ _CONFIG_INPUTS = (
     "cpuset_sizing",
     "shares_sizing",
     "over_max_vcpus",
+    "overhead_vcpus",
+    "overhead_memory",
 )
-_STATIC_INPUTS = ("overhead_vcpus", "overhead_memory")
 
 
 def inputs(
@@ -38,7 +39,7 @@ def inputs(
     """What the decision rests on before there is a VM, each with where it comes from."""
     origin = config.origins
     listed = [Input("static_sandbox_resource_mgmt", _value(config.static), origin["static"])]
-    for name in (*_CONFIG_INPUTS, *(_STATIC_INPUTS if config.static else ())):
+    for name in _CONFIG_INPUTS:
         listed.append(Input(name, _value(getattr(config, name)), origin[name]))
     kind, key = said.container_type(annotations)
     if key is not None:

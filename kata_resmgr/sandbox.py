@@ -391,7 +391,7 @@ class Sandbox:
         """
         config, before, held_before = self._plan.config, self._target, self._held
         sums, target = self._assess(None)
-        held = sizing.held(config, change, before, target)
+        held = sizing.held_vcpus(config, change, before, target)
         if held is not None:
             sums, target = self._assess(held)
         lacks = self._vm.machine is not None and target.vcpus > self._vm.effective and self._vm.resizes

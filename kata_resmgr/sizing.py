@@ -77,8 +77,8 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     """*vcpus* are those of before, as ``compat`` has it."""
 
     def asks_more_than(self, before: Target) -> bool:
-        """Whether containers or resize ask for more vCPUs than they did."""
-        return self.exact > before.exact or self.floor > before.floor
+        """Whether more vCPUs are asked for: more than the target of before, or than what was cut to it."""
+        return self.vcpus > before.vcpus or self.exact > before.exact or self.floor > before.floor
 
 
 def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
@@ -213,7 +213,7 @@ def target(
     """What the VM should have now.
 
     *declared* is the size known at boot, *resized* what it has become by a pod-level resize (None: never resized),
-    *held* the vCPUs that :func:`held` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
+    *held* the vCPUs that :func:`held_vcpus` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
     attached. In static mode the target is the boot size, whatever is asked for. Whether the target may be is for
     :func:`must_be_allowed` to say: memory may be above the maximum.
     """
@@ -248,7 +248,7 @@ class Change(Enum):
     UPDATE = "update"
 
 
-def held(config: SandboxConfig, change: Change, before: Target, after: Target) -> int | None:
+def held_vcpus(config: SandboxConfig, change: Change, before: Target, after: Target) -> int | None:
     """The vCPUs that stay although the table asks for others: under ``compat``, where an Add would lower them or a
     Delete raise them (SPEC 5, end); None where *after* holds.
     """
