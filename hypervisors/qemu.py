@@ -21,12 +21,11 @@ import logging
 import re
 import socket
 import struct
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar
 
 import msgspec
 from qemu.qmp import (
@@ -39,7 +38,6 @@ from qemu.qmp import (
     Runstate,
     StateError,
 )
-from qemu.qmp.message import DeserializationError, UnexpectedTypeError
 from qemu.qmp.models import ErrorResponse
 from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
@@ -157,87 +155,158 @@ _encode: Final = msgspec.json.Encoder().encode
 _SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
 
+class _DeadlinePassed(ExecInterruptedError):
+    """No answer by the deadline; the session goes on, and passes over a late one."""
+
+
+class _Lines(asyncio.StreamReader):
+    """A reader of lines that *take* is shown as soon as they are there; those it does not take are for the reader."""
+
+    def __init__(self, take: Callable[[bytes], bool], limit: int) -> None:
+        super().__init__(limit=limit)
+        self._take = take
+        self._most = limit
+        self._begun = b""
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        *lines, self._begun = (self._begun + bytes(data)).split(b"\n")
+        for line in lines:
+            if not self._take(line):
+                super().feed_data(line + b"\n")
+        if len(self._begun) > self._most:  # no line ends in sight: the reader refuses it
+            self._hand_on()
+
+    def feed_eof(self) -> None:
+        self._hand_on()
+        super().feed_eof()
+
+    def _hand_on(self) -> None:
+        if self._begun:
+            super().feed_data(self._begun)
+            self._begun = b""
+
+
+class _Exchange:
+    """Commands that were sent together, and the answers so far."""
+
+    __slots__ = ("answered", "answers", "numbers")
+
+    def __init__(self, numbers: list[str], answered: asyncio.Future[None]) -> None:
+        self.numbers = numbers
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.answered = answered
+        """Done when all have come."""
+
+    def takes(self, number: object, answer: dict[str, Any]) -> bool:
+        """Whether it is one of these."""
+        if number not in self.numbers or not isinstance(number, str):
+            return False
+        self.answers[number] = answer
+        if len(self.answers) == len(self.numbers) and not self.answered.done():
+            self.answered.set_result(None)
+        return True
+
+    def fail(self, error: ExecInterruptedError) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
 class _Monitor(QMPClient):
-    """qemu.qmp's client, keeping and printing nothing; events go to *on_event* as soon as they are parsed."""
+    """qemu.qmp's client, with a short way for what matters.
+
+    The library hands each message from task to task, and a vCPU's coming and going is a dozen of them. Here an answer
+    that is awaited, and an event, are taken from the stream as they arrive; whatever else comes, and the beginning and
+    the end of a session, are the library's.
+    """
 
     def __init__(self, on_event: OnEvent) -> None:
         super().__init__(readbuflen=_LONGEST_MESSAGE)
         # Whatever the library would log arrives here as an exception as well, and is told once, by us.
         self.logger = _SILENCE
         self._on_event = on_event
+        self._exchange: _Exchange | None = None
         self.deadline = 0.0
         """The loop time until which the present call may take."""
-
-    def _cb_outbound(self, msg: Message) -> Message:
-        return msg
-
-    def _cb_inbound(self, msg: Message) -> Message:
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("<- %s", _cut(dict(msg)))
-        return msg
-
-    async def _on_message(self, msg: Message) -> None:
-        event = msg.get("event")
-        if event is not None:  # none for the library's listeners: the default one would keep it for ever
-            self._on_event(event, msg.get("data"))
-        else:
-            await super()._on_message(msg)
-
-    async def _do_recv(self) -> Message:
-        line = await self._readline()
-        try:
-            value = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DeserializationError(str(error), line) from error
-        if not isinstance(value, dict):
-            raise UnexpectedTypeError("the message is not a JSON object", value)
-        return Message(value, eager=False)
 
     async def pipeline(self, commands: Sequence[Command]) -> list[Answer]:
         """Send all *commands* before the first answer is awaited; the answers in the same order.
 
-        ``execute_msg`` hands each command to another task and waits for its answer, so that several would need a
-        task each. Here they are written in one piece, which wakes QEMU once, and awaited in turn. Raises
-        :class:`_DeadlinePassed` at :attr:`deadline`.
+        They are written in one piece, which wakes QEMU once. Raises :class:`_DeadlinePassed` at :attr:`deadline`.
         """
         if self.runstate is not Runstate.RUNNING or self._writer is None:
             raise ExecInterruptedError("Disconnected")
-        waiting: deque[str] = deque()
-        timer = asyncio.get_running_loop().call_at(self.deadline, self._give_up)
+        loop = asyncio.get_running_loop()
+        numbers = [self._get_exec_id() for _ in commands]
+        text = b"".join([_encode({**command, "id": number}) for command, number in zip(commands, numbers, strict=True)])
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("-> %s", _cut(text.decode()))
+        exchange = self._exchange = _Exchange(numbers, loop.create_future())
+        timer = loop.call_at(self.deadline, exchange.fail, _DeadlinePassed())
         try:
-            text = bytearray()
-            for command in commands:
-                number = self._get_exec_id()
-                self._pending[number] = asyncio.Queue(maxsize=1)
-                waiting.append(number)
-                text += _encode({**command, "id": number})
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("-> %s", _cut(text.decode()))
             self._writer.write(text)
-            return [_answer(command, await self._reply(waiting.popleft())) for command in commands]
+            await exchange.answered
         finally:
             timer.cancel()
-            for number in waiting:
-                self._pending.pop(number, None)
+            self._exchange = None
+        return [_answer(command, exchange.answers[number]) for command, number in zip(commands, numbers, strict=True)]
 
-    def _give_up(self) -> None:
-        for answer in self._pending.values():
-            if answer.empty():
-                answer.put_nowait(_DeadlinePassed())
+    def _take(self, line: bytes) -> bool:
+        if self.runstate is not Runstate.RUNNING:
+            return False
+        try:
+            message = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False  # for the library to end the session over
+        if not isinstance(message, dict):
+            return False
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("<- %s", _cut(message))
+        event = message.get("event")
+        if event is not None:
+            self._on_event(event, message.get("data"))
+            return True
+        return self._exchange is not None and self._exchange.takes(message.get("id"), message)
+
+    # Where the library is asked to do otherwise (its own hooks for subclasses)
+
+    async def _do_connect(self, address: Any, ssl: Any = None) -> None:  # noqa: ANN401 - the library's types
+        """On a connected socket, through :class:`_Lines`."""
+        self._set_state(Runstate.CONNECTING)
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        self._reader = _Lines(self._take, self.readbuflen)
+        protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=address)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+
+    def _cb_outbound(self, msg: Message) -> Message:
+        return msg  # the library's would turn it into indented text, for a log that is off
+
+    def _cb_inbound(self, msg: Message) -> Message:
+        return msg
+
+    async def _on_message(self, msg: Message) -> None:
+        if "event" not in msg:
+            await super()._on_message(msg)
+        else:  # from before the session ran; none for the library's listeners: the default one keeps it for ever
+            self._on_event(msg["event"], msg.get("data"))
+
+    async def _bh_disconnect(self) -> None:
+        try:
+            await super()._bh_disconnect()
+        finally:
+            if self._exchange is not None:
+                self._exchange.fail(ExecInterruptedError("Disconnected"))
 
 
-class _DeadlinePassed(ExecInterruptedError):
-    """No answer by the deadline; the session goes on, and passes over a late one."""
-
-
-def _answer(command: Command, reply: Message) -> Answer:
+def _answer(command: Command, reply: dict[str, Any]) -> Answer:
     if "return" in reply:
         return reply["return"]
-    sent = Message(command)
+    sent, received = Message(command), Message(reply)
     try:
-        return ExecuteError(ErrorResponse(reply), sent, reply)
+        return ExecuteError(ErrorResponse(reply), sent, received)
     except (KeyError, TypeError) as error:
-        raise BadReplyError("neither a result nor an error", reply, sent) from error
+        raise BadReplyError("neither a result nor an error", received, sent) from error
 
 
 class _Seated(msgspec.Struct, frozen=True, gc=False):

@@ -28,10 +28,9 @@ _CONFIG_INPUTS = (
     "cpuset_sizing",
     "shares_sizing",
     "over_max_vcpus",
+    "overhead_vcpus",
+    "overhead_memory",
 )
-_STATIC_INPUTS = ("overhead_vcpus", "overhead_memory")
-
-
 _NAMED_IN_STEPS = ("default_vcpus", "default_memory")
 
 
@@ -66,7 +65,7 @@ def _given(config: SandboxConfig, annotations: Mapping[str, str]) -> Iterator[In
     """The configuration, and what kind of container the sandbox's first is."""
     origin = config.origins
     yield Input("static_sandbox_resource_mgmt", _value(config.static), origin["static"])
-    for name in (*_CONFIG_INPUTS, *(_STATIC_INPUTS if config.static else ())):
+    for name in _CONFIG_INPUTS:
         yield Input(name, _value(getattr(config, name)), origin[name])
     kind, key = said.container_type(annotations)
     if key is not None:

@@ -70,12 +70,15 @@ class Made:
     """An edit that was made, and all that it takes to take it back."""
 
     edit: Edit
-    rises: bool
-    """More is asked for than before: where the VM has less, the operation has to wait for it."""
     before: Standing
     after: Standing
     undone: Mapping[str, Record | None]
     resized: Declaration | None
+
+    @property
+    def rises(self) -> bool:
+        """Whether it asks for more than there was: where the VM has less, the operation has to wait for it."""
+        return self.edit.change is not Change.DELETE and self.after.target.asks_more_than(self.before.target)
 
 
 class Ledger:
@@ -157,19 +160,17 @@ class Ledger:
         before, resized = self.now, self.resized
         undone = self._write(edit.records, edit.resized or resized)
         after = self._assess(None)
-        held = sizing.held(self._config, edit.change, before.target, after.target)
+        held = sizing.held_vcpus(self._config, edit.change, before.target, after.target)
         if held is not None:
             after = self._assess(held)
-        removes = edit.change is Change.DELETE
         try:
-            if not removes:
+            if edit.change is not Change.DELETE:
                 self._must_be_allowed(before.target, after.target)
         except Problem:
             self._write(undone, resized)
             raise
         self.now = after
-        rises = after.target.exact > before.target.exact or after.target.floor > before.target.floor
-        return Made(edit, rises and not removes, before, after, undone, resized)
+        return Made(edit, before, after, undone, resized)
 
     def take_back(self, made: Made) -> None:
         """Undo that one edit; what others have changed since stays."""

@@ -328,8 +328,8 @@ class Sandbox:
         self._must_be_known()
         ledger = self._ledger
         made = ledger.make(edit)
-        vcpus = made.after.target.vcpus
-        grows = made.rises and self._vm.machine is not None and vcpus > self._vm.effective and self._vm.resizes
+        lacks = self._vm.machine is not None and ledger.now.target.vcpus > self._vm.effective and self._vm.resizes
+        grows = lacks and made.rises
         if grows and (problem := self._vm.cannot_grow()) is not None:
             ledger.take_back(made)
             raise problem

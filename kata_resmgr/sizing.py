@@ -63,6 +63,9 @@ class BootSize:
         return "static" if self.static else "dynamic"
 
 
+NO_FLOOR = Fraction(0)
+
+
 class Target(msgspec.Struct, frozen=True, gc=False):
     """What the present table asks for."""
 
@@ -73,10 +76,14 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     """Bytes."""
     excess: int
     """vCPUs that are asked for above the maximum; 0: not clamped."""
-    floor: Fraction = Fraction(0)
+    floor: Fraction = NO_FLOOR
     """vCPUs that a pod-level resize asks for; 0 without one."""
     held: bool = False
     """*vcpus* are those of before, as ``compat`` has it."""
+
+    def asks_more_than(self, before: Target) -> bool:
+        """Whether more vCPUs are asked for: more than the target of before, or than what was cut to it."""
+        return self.vcpus > before.vcpus or self.exact > before.exact or self.floor > before.floor
 
 
 def boot_size(config: SandboxConfig, declared: Declared) -> tuple[BootSize, list[Note]]:
@@ -184,12 +191,12 @@ def demand_vcpus(config: SandboxConfig, declared: Declared, sums: Sums) -> Fract
     containers = _containers_vcpus(config, sums)
     if config.base is Base.MAX:
         return containers if declared.vcpus is not None else max(containers, default)
-    return max(default, containers + (default if sums.quota_vcpus else 0))
+    return containers + default if sums.quota_vcpus else max(containers, default)
 
 
 def _containers_vcpus(config: SandboxConfig, sums: Sums) -> Fraction:
     """What the containers ask for, without any default."""
-    if config.compat is Compat.KATA and sums.quota_vcpus:
+    if not sums.cpuset_vcpus or (config.compat is Compat.KATA and sums.quota_vcpus):
         return sums.quota_vcpus
     return sums.quota_vcpus + sums.cpuset_vcpus
 
@@ -211,22 +218,25 @@ def target(
     """What the VM should have now.
 
     *declared* is the size known at boot, *resized* what it has become by a pod-level resize (None: never resized),
-    *held* the vCPUs that :func:`held` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
+    *held* the vCPUs that :func:`held_vcpus` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
     attached. In static mode the target is the boot size, whatever is asked for. Whether the target may be is for
     :func:`must_be_allowed` to say: memory may be above the maximum.
     """
     if boot.static:
         return Target(exact=boot.exact, vcpus=boot.vcpus, memory=boot.memory, excess=0)
-    now, raised = (declared, Declared()) if resized is None else (resized, resized)
-    exact = demand_vcpus(config, now, sums)
-    floor = raised.vcpus or Fraction(0)
-    wanted = max(ceil(exact) if sums.containers else 0, ceil(floor))
+    exact = demand_vcpus(config, declared if resized is None else resized, sums)
+    wanted = ceil(exact) if sums.containers else 0
+    memory = demand_memory(config, sums)
+    floor = NO_FLOOR
+    if resized is not None:
+        floor = resized.vcpus or NO_FLOOR
+        wanted = max(wanted, ceil(floor))
+        memory = max(memory, resized.memory or 0)
     vcpus = max(wanted, boot.vcpus, 1) if held is None else max(held, boot.vcpus)
-    need = max(demand_memory(config, sums), raised.memory or 0) - boot.memory
     return Target(
         exact=exact,
         vcpus=min(vcpus, boot.max_vcpus),
-        memory=boot.memory + round_up(max(need, 0), boot.granularity),
+        memory=boot.memory + round_up(max(memory - boot.memory, 0), boot.granularity),
         excess=max(wanted - boot.max_vcpus, 0),
         floor=floor,
         held=held is not None,
@@ -243,7 +253,7 @@ class Change(Enum):
     UPDATE = "update"
 
 
-def held(config: SandboxConfig, change: Change, before: Target, after: Target) -> int | None:
+def held_vcpus(config: SandboxConfig, change: Change, before: Target, after: Target) -> int | None:
     """The vCPUs that stay although the table asks for others: under ``compat``, where an Add would lower them or a
     Delete raise them (SPEC 5, end); None where *after* holds.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +32,10 @@ from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome
 from kata_resmgr.vm import Goal
+
+_REMEMBERED_PATHS = 1024
+_REMEMBERED_PATH = 512
+"""How many paths of how many characters are not taken apart again."""
 
 PHASES = ("sized", "running", "held", "unreachable", "lost")
 
@@ -70,6 +75,11 @@ def find(method: str, path: str) -> tuple[Route, str, str]:
     *path* is raw: an id that hides a slash behind ``%2F`` is a malformed id, not another path. Raises
     :class:`Problem`.
     """
+    return _find(method, path) if len(path) <= _REMEMBERED_PATH else _find.__wrapped__(method, path)
+
+
+@lru_cache(_REMEMBERED_PATHS)  # a shim asks for the same container again and again
+def _find(method: str, path: str) -> tuple[Route, str, str]:
     segments = path.split("/")[1:]
     names = segments[2:5:2]
     if len(segments) > 2:

@@ -37,6 +37,8 @@ BODY_TIME = 10.0
 ANSWER_TIME = 30.0
 """Seconds within which a caller must have read its answer, but for what fits into the socket's buffers."""
 _LINGER = 1.0
+_AT_ONCE = 16 << 10
+"""Bytes that an answer may have for the transport to take it at once, when nothing else is waiting to be read."""
 
 log = structlog.get_logger(__name__)
 
@@ -253,11 +255,17 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, but not for ever."""
+        if isinstance(resp, web.Response) and (resp.content_length or 0) < _AT_ONCE and not self._unread():
+            return await super().finish_response(request, resp, start_time)
         giving_up = asyncio.get_running_loop().call_later(ANSWER_TIME, self._abort)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
             giving_up.cancel()
+
+    def _unread(self) -> bool:
+        """Whether something waits for the caller to read."""
+        return isinstance(self.transport, asyncio.WriteTransport) and self.transport.get_write_buffer_size() > 0
 
     def _abort(self) -> None:
         log.warning("an answer is not read", pid=self.peer.pid, uid=self.peer.uid)

@@ -247,6 +247,17 @@ async def test_a_whole_table_of_newcomers_lowers_nothing_and_a_mixed_one_recompu
 
 
 @virtual
+async def test_who_adds_waits_for_what_was_held_back() -> None:
+    async with rig(KATA) as r:
+        await r.put("pinned", resources(cpus="0-5"))
+        await r.put("small", cpus("0.5"))
+        await r.patch("small", cpus("0.75"), Patience(wait=1))
+        assert (await r.delete("small")).sandbox.vcpus.desired == 2
+        outcome = await r.put("idle", b"{}")  # asks for nothing, but the cpuset counts from now on
+        assert (outcome.settled, outcome.sandbox.vcpus.desired, r.plugged) == (True, 6, 6)
+
+
+@virtual
 async def test_a_delete_that_would_raise_never_waits_nor_fails() -> None:
     async with rig(KATA) as r:
         await r.put("pinned", resources(cpus="0-5", shares=2))

@@ -307,7 +307,7 @@ def _updated(entry: Entry, **config: Any) -> Any:  # noqa: ANN401
         Target(exact=_fraction(given[name]), vcpus=max(-(-_fraction(given[name]) // 1), 1), memory=0, excess=0)
         for name in ("current", "required")
     )
-    held = sizing.held(sandbox_config(**config), change, before, after)
+    held = sizing.held_vcpus(sandbox_config(**config), change, before, after)
     return {"returned": after.vcpus if held is None else held}
 
 

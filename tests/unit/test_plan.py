@@ -118,6 +118,8 @@ def test_the_explanation_names_each_input_with_its_source(tmp_path: Path) -> Non
         "cpuset_sizing = exclusive (default)",
         "shares_sizing = false (default)",
         "over_max_vcpus = clamp (default)",
+        "overhead_vcpus = 0 (default)",
+        "overhead_memory = 0 MiB (default)",
         "container type = sandbox (io.kubernetes.cri.container-type)",
         "default_vcpus = 0.5 (configuration.toml:2)",
         "default_memory = 1024 MiB (configuration.toml:3)",

@@ -316,8 +316,8 @@ def test_katas_demand(texts: list[bytes], exact: Fraction, vcpus: int, base: Bas
 )
 def test_what_kata_holds(change: Change, before: int, after: int, held: int | None) -> None:
     targets = [Target(Fraction(number), number, 2048 * MIB, 0) for number in (before, after)]
-    assert sizing.held(sandbox_config(compat=Compat.KATA), change, *targets) == held
-    assert sizing.held(sandbox_config(), change, *targets) is None
+    assert sizing.held_vcpus(sandbox_config(compat=Compat.KATA), change, *targets) == held
+    assert sizing.held_vcpus(sandbox_config(), change, *targets) is None
 
 
 @pytest.mark.parametrize(("held", "vcpus"), [(1, 3), (5, 5), (9, 8)])
@@ -502,6 +502,19 @@ def test_a_demand_beyond_the_static_size_is_told(declared: Declared, texts: list
     boot, _ = sizing.boot_size(config, declared)
     note = sizing.static_excess(config, boot, declared, table(*texts).sums())
     assert note == (None if message is None else Note("DemandExceedsSize", "static", message))
+
+
+def test_what_a_static_size_is_held_against_is_katas_demand_where_kata_is_followed() -> None:
+    """Beside a quota no cpuset counts; without one, each does."""
+    config = sandbox_config(static=True, compat=Compat.KATA)
+    boot, _ = sizing.boot_size(config, Declared(Fraction(2), 1024 * MIB))
+    shared_pool = resources(cpus="0-3", shares=2)
+
+    def excess(*texts: bytes) -> Note | None:
+        return sizing.static_excess(config, boot, NONE, table(*texts, cpuset_sizing=demand.counting(config)).sums())
+
+    assert excess(shared_pool, resources(quota=50_000)) is None
+    assert excess(shared_pool) == Note("DemandExceedsSize", "static", "the containers ask for 4 vCPUs, fixed at 2")
 
 
 # Numbers
