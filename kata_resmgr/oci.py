@@ -180,11 +180,11 @@ def _overlay(old: dict[str, Any], change: dict[str, Any]) -> None:
 
 def _merge_hugepages(old: list[dict[str, Any]], change: list[dict[str, Any]]) -> list[dict[str, Any]]:
     entries = {entry["pageSize"]: entry for entry in old}
-    for entry in change:
+    for size, entry in {entry["pageSize"]: entry for entry in change}.items():  # of one size, the last counts
         if entry.get("limit"):
-            entries[entry["pageSize"]] = entry
+            entries[size] = entry
         else:
-            entries.pop(entry["pageSize"], None)
+            entries.pop(size, None)
     return list(entries.values())
 
 
