@@ -15,15 +15,18 @@ from hypervisors.fake import FakeVm
 from kata_resmgr import view
 from kata_resmgr.plan import Op, Planned, Refusal, Request, Step, dry_run
 from kata_resmgr.problem import Problem
-from tests.property.strategies import NAMES, containers
+from tests.property.strategies import containers
 from tests.sandbox.rig import Rig, load, make_plan, rig
 from tests.virtual_time import VirtualLoop
 
-STEPS = st.one_of(
-    st.builds(Step, st.sampled_from([Op.CREATE, Op.CREATE, Op.UPDATE]), NAMES, containers()),
-    st.builds(Step, st.just(Op.RESIZE), st.just(""), containers()),
-    st.builds(Step, st.just(Op.DELETE), NAMES),
-    st.builds(Step, st.sampled_from([Op.CREATE, Op.UPDATE]), NAMES, st.sampled_from([b"null", b'{"cpu": 1}', b"{"])),
+NAMES = st.sampled_from(["a", "b"])
+TEXTS = st.integers(0, 9).flatmap(
+    lambda number: containers() if number else st.sampled_from([b"null", b'{"cpu": 1}', b"{"])
+)
+STEPS = st.sampled_from([Op.CREATE, Op.CREATE, Op.UPDATE, Op.UPDATE, Op.DELETE, Op.RESIZE]).flatmap(
+    lambda op: st.builds(
+        Step, st.just(op), st.just("") if op is Op.RESIZE else NAMES, st.just(b"") if op is Op.DELETE else TEXTS
+    )
 )
 
 
