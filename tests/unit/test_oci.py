@@ -227,7 +227,6 @@ def _pages(*entries: tuple[str, int | None]) -> bytes:
         (_pages(("2MB", 4), ("2MB", 5)), _pages(("2MB", 0)), {}),
         (_pages(("2MB", 4)), b'{"hugepageLimits": [{"pageSize": "2MB"}]}', {}),
         (_pages(("2MB", 4), ("1GB", 8)), _pages(("2MB", 0), ("2MB", 6)), {"2MB": 6, "1GB": 8}),
-        (_pages(("2MB", 4)), _pages(("2MB", 6), ("2MB", 0)), {}),
         (_pages(("2MB", 4)), b'{"hugepageLimits": []}', {"2MB": 4}),
         (_pages(("2MB", 4)), b'{"hugepageLimits": null}', {"2MB": 4}),
         (b'{"hugepageLimits": null}', _pages(("2MB", 6)), {"2MB": 6}),
