@@ -8,9 +8,10 @@ taken back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
+
+import msgspec
 
 from kata_resmgr import declared, demand, explain, oci, sizing
 from kata_resmgr.config import SandboxConfig, Settings
@@ -46,7 +47,7 @@ def registered(
     return Registered(config, declaration, boot, (*config.notes, *notes))
 
 
-class Edit(NamedTuple):
+class Edit(msgspec.Struct, frozen=True, gc=False):
     """What an operation changes."""
 
     change: Change
@@ -56,7 +57,7 @@ class Edit(NamedTuple):
     """What is declared from now on; None: what was."""
 
 
-class Standing(NamedTuple):
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """What is asked for at one moment."""
 
     sums: Sums
@@ -65,8 +66,7 @@ class Standing(NamedTuple):
     """The vCPUs that ``compat`` holds against the table."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class Made(msgspec.Struct, frozen=True, gc=False):
     """An edit that was made, and all that it takes to take it back."""
 
     edit: Edit
@@ -205,13 +205,12 @@ class Ledger:
 
     def excess(self) -> Note | None:
         """What is asked for beyond what there can be: the condition that is in force as long as that is so."""
-        sums, target, _ = self.now
-        return sizing.excess(self._config, self._boot, self._declared.size, sums, target, self._resized_size())
+        now = self.now
+        return sizing.excess(self._config, self._boot, self._declared.size, now.sums, now.target, self._resized_size())
 
     def steps(self) -> list[str]:
         """How the target comes about, line by line."""
-        sums, target, _ = self.now
-        records = self.table.records
+        now, records = self.now, self.table.records
         return list(
-            explain.lines(self._config, self._boot, self._declared, records, sums, target, resized=self.resized)
+            explain.lines(self._config, self._boot, self._declared, records, now.sums, now.target, resized=self.resized)
         )
