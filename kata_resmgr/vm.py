@@ -166,7 +166,14 @@ class Vm:
         return self.effective >= self._desired
 
     @property
+    def _at_rest(self) -> bool:
+        """What is plugged is what is desired, and nothing is under way: nothing to do, and nothing to say."""
+        return len(self._plugged.vcpus) == self._desired and not self._pending
+
+    @property
     def converged(self) -> bool:
+        if self._at_rest:
+            return True
         return self.satisfied and not self._pending and not leavable(self._situation(self._now()))
 
     @property
@@ -390,6 +397,10 @@ class Vm:
                 self._stale = False
                 self._observe(await driver.read())
             else:
+                if self._at_rest:
+                    self._say_why(None)
+                    await self._sleep(None)
+                    continue
                 now = self._now()
                 situation = self._situation(now)
                 step = next_step(now, situation)

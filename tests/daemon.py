@@ -17,6 +17,8 @@ from typing import Any, Self
 PROGRAM = Path(sys.executable).with_name("kata-resmgr")
 DEADLINE = 20.0
 """Seconds for whatever should take far less."""
+IDLE = 5.0
+"""Seconds after which a connection is not used again; the daemon closes it at ten."""
 
 
 class Caller(http.client.HTTPConnection):
@@ -25,6 +27,7 @@ class Caller(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float = 60.0) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = str(path)
+        self._used = 0.0
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -33,6 +36,9 @@ class Caller(http.client.HTTPConnection):
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and decoded body (None where there is none); *body* bytes are sent as they are."""
+        if time.monotonic() - self._used > IDLE:
+            self.close()  # the daemon has, or will in the middle of this: it is opened anew
+        self._used = time.monotonic()
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         self.request(method, path, data, {"Content-Type": "application/json"} if data is not None else {})
         response = self.getresponse()
