@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 LONGEST = 3600.0
 """Seconds: nothing here waits for longer than an hour."""
@@ -13,6 +14,7 @@ _FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+@lru_cache(256)  # callers say the same few again and again
 def parse_duration(text: str) -> float:
     """The seconds that *text* says; :class:`ValueError` with one line where it is not :data:`ALLOWED`."""
     if text == "0":

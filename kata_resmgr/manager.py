@@ -141,7 +141,8 @@ class ResourceManager:
     def containers(self, sandbox_id: str) -> dict[str, view.Container]:
         return self._get(sandbox_id).containers()
 
-    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome:
+    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> bool:
+        """Whether the wanted size is reached."""
         return await self._get(sandbox_id).delete(container_id, patience)
 
     async def plan(self, request: Request) -> Planned:

@@ -30,16 +30,14 @@ from kata_resmgr.vm import Goal, Phase, Vm
 from kata_resmgr.weight import cpu_weight
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True, gc=False):
     """How long a caller waits, in seconds; None: not given (API.md, ``deadline`` and ``wait``)."""
 
     deadline: float | None = None
     wait: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What became of a change. *settled*: the wanted size is reached (else the answer is 202)."""
 
     sandbox: view.Sandbox
@@ -236,12 +234,14 @@ class Sandbox:
             settled = await self._carry_out(self._ledger.put_all(records), patience, end)
             return Outcome(self.state(), settled)
 
-    async def delete(self, container_id: str, patience: Patience) -> Outcome:
-        """Remove one container; it never fails for want of anything, and removing what is absent is done already."""
+    async def delete(self, container_id: str, patience: Patience) -> bool:
+        """Remove one container; whether the wanted size is reached.
+
+        It never fails for want of anything, and removing what is absent is done already.
+        """
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            settled = await self._carry_out(self._ledger.delete(container_id), patience, end)
-            return Outcome(self.state(), settled)
+            return await self._carry_out(self._ledger.delete(container_id), patience, end)
 
     async def resize(self, text: bytes, patience: Patience) -> Outcome:
         """A pod-level resize: merge *text* into what the sandbox declares. The boot size stays."""

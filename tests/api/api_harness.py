@@ -138,8 +138,8 @@ class ScriptedManager(ResourceManager):
         self._note("plan", request)
         return dry_run(config.load(Path("/dev/null"), Host(8, 16384)), request)
 
-    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> Outcome:
-        return await self._change("delete_container", sandbox_id, container_id, patience)
+    async def delete_container(self, sandbox_id: str, container_id: str, patience: Patience) -> bool:
+        return (await self._change("delete_container", sandbox_id, container_id, patience)).settled
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class Rig:
         return (await self.sandbox.patch(name, resources, patience))[1]
 
     async def delete(self, name: str, patience: Patience = NO_PATIENCE) -> Outcome:
-        return await self.sandbox.delete(name, patience)
+        settled = await self.sandbox.delete(name, patience)
+        return Outcome(self.state, settled)
 
     async def resize(self, resources: bytes, patience: Patience = NO_PATIENCE) -> Outcome:
         return await self.sandbox.resize(resources, patience)

@@ -73,8 +73,8 @@ async def test_what_is_cut_at_boot_is_told_for_good(short_tmp: Path) -> None:
     assert [(told.type, told.reason) for told in sandbox.conditions] == [("Clamped", "boot")]
     _, outcome = await manager.put_container("s1", "c1", resources(quota=800_000), Patience())
     assert [told.reason for told in outcome.sandbox.conditions] == ["boot", "demand"]
-    outcome = await manager.delete_container("s1", "c1", Patience())
-    assert [told.reason for told in outcome.sandbox.conditions] == ["boot"]
+    assert await manager.delete_container("s1", "c1", Patience())
+    assert [told.reason for told in manager.sandbox("s1").conditions] == ["boot"]
 
 
 async def test_a_pod_above_a_maximum_is_refused_where_it_is_not_cut(short_tmp: Path) -> None:
