@@ -110,6 +110,8 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
     """Whether vCPUs may be removed on this machine (not under TCG)."""
     growable: bool
     """Whether vCPUs may be added (under TCG not after a removal)."""
+    one_by_one: bool = False
+    """Whether a removal is to end before the next one starts (under TCG: QEMU loses vCPUs' wake-ups otherwise)."""
 
 
 class AddVcpus(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +153,8 @@ def next_step(now: float, situation: Situation) -> Step:
     ask: list[str] = []
     if s.removable:
         surplus = stays - max(s.desired, s.keep)
+        if s.one_by_one:
+            surplus = min(surplus, 1 - len(s.pending))
         if surplus > 0:
             ask.extend(_last_plugged(s.plugged, s.pending, surplus))
         ask.extend(vcpu for vcpu, removal in s.pending.items() if removal.due <= now)

@@ -588,6 +588,7 @@ class Vm:
             grow_from=self._grow_from,
             removable=self._removable(),
             growable=self._growable(),
+            one_by_one=self._machine is not None and self._machine.accelerator is Accelerator.TCG,
         )
 
     def _removable(self) -> bool:
