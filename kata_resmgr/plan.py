@@ -17,6 +17,7 @@ from kata_resmgr.ledger import Ledger, registered
 from kata_resmgr.limits import PlannedLimiter
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Problem, one_line
+from kata_resmgr.sizing import exact_text
 from kata_resmgr.weight import cpu_weight
 
 SOME_ID = "<id>"
@@ -147,7 +148,7 @@ class DryRun:
             yield PlannedStep(
                 op=step.op,
                 container=step.container or UNSET,
-                vcpus=Vcpus(str(target.exact), target.vcpus),
+                vcpus=Vcpus(exact_text(target.exact), target.vcpus),
                 memory=Memory(target.memory),
                 conditions=[] if excess is None else [_condition(excess)],
                 error=refusal,

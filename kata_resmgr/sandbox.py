@@ -23,7 +23,7 @@ from kata_resmgr.lanes import Lanes
 from kata_resmgr.ledger import Edit, Ledger
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
-from kata_resmgr.sizing import BootSize
+from kata_resmgr.sizing import BootSize, exact_text
 from kata_resmgr.step import Removal
 from kata_resmgr.store import Attachment, SandboxRecord, Store
 from kata_resmgr.vm import Goal, Phase, Vm
@@ -310,7 +310,10 @@ class Sandbox:
     def _vcpus(self) -> view.Vcpus:
         target = self._ledger.now.target
         return view.Vcpus(
-            exact=str(target.exact), desired=target.vcpus, plugged=len(self._vm.plugged.vcpus), pending=self._vm.pending
+            exact=exact_text(target.exact),
+            desired=target.vcpus,
+            plugged=len(self._vm.plugged.vcpus),
+            pending=self._vm.pending,
         )
 
     def _memory(self) -> view.Memory:

@@ -322,6 +322,18 @@ def round_up(amount: int, unit: int) -> int:
     return -(-amount // unit) * unit
 
 
+def exact_text(value: Fraction) -> str:
+    """A fraction in lowest terms, as the API tells a demand; one that is too long for that, as :func:`number`.
+
+    Only periods that share no factors, by the hundred, come to so long a denominator. Python itself refuses to write
+    out more than 4300 digits.
+    """
+    return str(value) if value.denominator.bit_length() <= _LONGEST_DENOMINATOR else number(value)
+
+
+_LONGEST_DENOMINATOR = 3000  # bits: about 900 digits
+
+
 def number(value: Fraction) -> str:
     """A number, 0 or more, as people write it: decimal where that is exact in a few digits, else as a short fraction.
 

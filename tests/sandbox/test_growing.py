@@ -245,6 +245,16 @@ async def test_what_was_refused_is_in_no_sum() -> None:
 
 
 @virtual
+async def test_a_demand_whose_fraction_nobody_could_write_out_is_told_all_the_same() -> None:
+    async with rig(attached=False) as r:
+        for number in range(300):  # 300 periods of 63 bits with hardly a factor in common
+            period = (1 << 63) - 1 - 2 * number
+            await r.put(f"c{number}", json.dumps({"cpu": {"quota": 1, "period": period}}).encode())
+        assert r.state.vcpus.exact.startswith("about 1")
+        assert r.sandbox.explain().vcpus.desired == 2
+
+
+@virtual
 async def test_memory_above_the_maximum_is_refused_with_the_numbers() -> None:
     async with rig("[hypervisor.qemu]\ndefault_memory = 2048\ndefault_maxmemory = 4096\n") as r:
         with pytest.raises(Problem) as failure:
