@@ -37,6 +37,8 @@ BODY_TIME = 10.0
 ANSWER_TIME = 30.0
 """Seconds within which a caller must have read its answer, but for what fits into the socket's buffers."""
 _LINGER = 1.0
+_LOG_AFTER = 0.001
+"""Seconds from an answer to its line in the log."""
 _AT_ONCE = 16 << 10
 """Bytes that an answer may have for the transport to take it at once, when nothing else is waiting to be read."""
 
@@ -73,6 +75,7 @@ class Api:
             log.warning("operations are cut short", running=self._running)
         self._http.pre_shutdown()
         await self._http.shutdown(1.0)
+        await asyncio.sleep(2 * _LOG_AFTER)  # the last lines
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Every request that could be parsed. Whatever happens, it is answered here."""
@@ -96,9 +99,16 @@ class Api:
                 self._idle.set()
         if request.method != "GET":
             ms = 1000 * (time.perf_counter() - began)
-            # Once the answer has been written: its reader need not wait for the log's.
-            asyncio.get_running_loop().call_soon(
-                _log_change, request.method, request.raw_path, response.status, code, _connection(request).peer, ms
+            # Later than the answer, and than the caller's next request: while a hypervisor works there is time for it.
+            asyncio.get_running_loop().call_later(
+                _LOG_AFTER,
+                _log_change,
+                request.method,
+                request.raw_path,
+                response.status,
+                code,
+                _connection(request).peer,
+                ms,
             )
         return response
 

@@ -42,6 +42,10 @@ class Place:
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
+    def reasons(self) -> list[str]:
+        """What was told of what went wrong."""
+        return [record["reason"] for record in self.records() if "reason" in record]
+
     def events(self) -> list[str]:
         return [record["event"] for record in self.records()]
 
@@ -107,6 +111,7 @@ def test_a_life(place: Place) -> None:
             assert stat.S_IMODE(place.socket.stat().st_mode) == 0o600
             assert place.ask("GET", "/readyz") == (200, {"ok": True, "reasons": []})
             assert place.ask("PUT", "/v1/sandboxes/s1", b"{}")[0] == 201
+            until(lambda: "change" in place.events())
             process.send_signal(signal.SIGTERM)
             assert manager.recv(100) == b"STOPPING=1"
             assert process.wait(PATIENCE) == 0
@@ -143,7 +148,7 @@ def test_sighup(place: Place) -> None:
         place.configure("[hypervisor.qemu]\ndefault_memory = 63\n")
         process.send_signal(signal.SIGHUP)
         until(lambda: "configuration left as it was" in place.events())
-        assert "default_memory = 63: must be 0 or at least 64 MiB" in place.records()[-1]["reason"]
+        assert "default_memory = 63: must be 0 or at least 64 MiB" in place.reasons()[-1]
         assert place.ask("PUT", "/v1/sandboxes/s1", b"{}")[1]["boot"]["memoryBytes"] > 64 << 20
         place.configure("[hypervisor.qemu]\ndefault_memory = 64\n")
         process.send_signal(signal.SIGHUP)
@@ -171,7 +176,7 @@ def test_sighup_reads_every_layer_again_and_all_or_nothing(place: Place) -> None
         kata.write_text("[hypervisor.qemu]\ndefault_vcpus = 3\ndefault_memory = 256\n")
         drop_in.write_text("[hypervisor.qemu]\ndefault_memory = -1\n")
         reload(process, "configuration left as it was")
-        assert f"{drop_in}:2: [hypervisor.qemu] default_memory = -1" in place.records()[-1]["reason"]
+        assert f"{drop_in}:2: [hypervisor.qemu] default_memory = -1" in place.reasons()[-1]
         assert boot("s2") == (2, 128)
         drop_in.write_text("[hypervisor.qemu]\ndefault_memory = 512\n")
         reload(process, "configuration read again")

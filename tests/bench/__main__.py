@@ -45,13 +45,9 @@ _missed: list[str] = []
 
 
 def main() -> int:
-    random.seed()
-    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
-        exchanges(Path(name))
-    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
-        tables(Path(name))
-    with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:
-        idle(Path(name))
+    for measure in (exchanges, tables, neighbours, idle):
+        with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:  # a socket's path must be short
+            measure(Path(name))
     for line in _missed:
         print(f"MISSED: {line}")
     return 1 if _missed else 0
