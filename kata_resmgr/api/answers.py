@@ -34,8 +34,7 @@ class Reply(web.Response):
         body = self.body if isinstance(self.body, bytes) else b""
         if (
             not isinstance(transport, asyncio.WriteTransport)
-            or transport.get_write_buffer_size() > 0  # something waits for the caller to read: so must this
-            or len(body) > _IN_ONE_PIECE
+            or not taken_at_once(body, transport)
             or request.version != HttpVersion11
             or request.method == "HEAD"
             or not request.keep_alive
@@ -54,6 +53,11 @@ class Reply(web.Response):
             await super().write_eof(data)
 
     _written = False
+
+
+def taken_at_once(body: bytes, transport: asyncio.WriteTransport) -> bool:
+    """Whether *body* is small, and nothing before it waits for the caller to read."""
+    return len(body) <= _IN_ONE_PIECE and transport.get_write_buffer_size() == 0
 
 
 class Answer(NamedTuple):

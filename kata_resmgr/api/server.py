@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from kata_resmgr.api import peers
-from kata_resmgr.api.answers import Answer, render, render_problem
+from kata_resmgr.api.answers import Answer, render, render_problem, taken_at_once
 from kata_resmgr.api.bodies import read_body
 from kata_resmgr.api.queries import read_query
 from kata_resmgr.api.routes import Call, NoSuchMethod, Route, find
@@ -39,8 +39,6 @@ ANSWER_TIME = 30.0
 _LINGER = 1.0
 _LOG_AFTER = 0.001
 """Seconds from an answer to its line in the log."""
-_AT_ONCE = 16 << 10
-"""Bytes that an answer may have for the transport to take it at once, when nothing else is waiting to be read."""
 
 log = structlog.get_logger(__name__)
 
@@ -265,17 +263,18 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, but not for ever."""
-        if isinstance(resp, web.Response) and (resp.content_length or 0) < _AT_ONCE and not self._unread():
+        transport = self.transport
+        if (
+            isinstance(resp, web.Response)
+            and isinstance(transport, asyncio.WriteTransport)
+            and taken_at_once(resp.body if isinstance(resp.body, bytes) else b"", transport)
+        ):
             return await super().finish_response(request, resp, start_time)
         giving_up = asyncio.get_running_loop().call_later(ANSWER_TIME, self._abort)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
             giving_up.cancel()
-
-    def _unread(self) -> bool:
-        """Whether something waits for the caller to read."""
-        return isinstance(self.transport, asyncio.WriteTransport) and self.transport.get_write_buffer_size() > 0
 
     def _abort(self) -> None:
         log.warning("an answer is not read", pid=self.peer.pid, uid=self.peer.uid)
