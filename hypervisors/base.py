@@ -16,12 +16,14 @@ itself reaches the sandbox as a :data:`Change`, a hint after which the sandbox r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 import msgspec
+
+from hypervisors.ch_types import DiskConfig, NetConfig, RateLimiterConfig
 
 
 class HypervisorError(Exception):
@@ -56,6 +58,33 @@ class Accelerator(StrEnum):
     OTHER = "other"
 
 
+class MemoryMethod(StrEnum):
+    """How a machine's memory changes while it runs."""
+
+    NONE = "none"
+    """Not at all."""
+    DIMM = "dimm"
+    """Piece by piece: each is there at once, and leaves whole when the guest gives it back."""
+    VIRTIO_MEM = "virtio-mem"
+    """One size is asked for; the guest comes to it in its own time, in both directions, and perhaps only in part."""
+    ACPI = "acpi"
+    """One size is asked for and is there at once; it never falls while the machine runs (Cloud Hypervisor)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHotplug:
+    """What a machine's memory can do."""
+
+    method: MemoryMethod
+    granularity: int = 1
+    """Bytes: what is above the boot memory is a multiple of it."""
+    maximum: int = 0
+    """Bytes that the machine can ever have, boot memory included."""
+
+
+FIXED_MEMORY = MemoryHotplug(MemoryMethod.NONE)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What does not change while the VM runs, as the hypervisor told it on connecting."""
@@ -69,6 +98,11 @@ class Machine:
     vcpu_hotplug: bool
     """Whether vCPUs can be added and removed at all."""
     accelerator: Accelerator
+    memory: MemoryHotplug = FIXED_MEMORY
+    tells_changes: bool = True
+    """Whether the hypervisor speaks when something changes. Otherwise what is under way has to be looked at."""
+    one_resize: bool = False
+    """Whether nothing may be added while a removal of vCPUs is under way (Cloud Hypervisor)."""
 
 
 class Vcpu(msgspec.Struct, frozen=True, gc=False):
@@ -80,6 +114,36 @@ class Vcpu(msgspec.Struct, frozen=True, gc=False):
     """Plugged through a driver of this project. Others (boot vCPUs, somebody else's) are never asked to leave."""
 
 
+class Dimm(msgspec.Struct, frozen=True, gc=False):
+    """One piece of memory that was plugged."""
+
+    id: str
+    """The name by which :meth:`Hypervisor.start_shrinking_memory` knows it; stable while it is plugged."""
+    size: int
+    """Bytes."""
+    ours: bool
+    """Plugged through a driver of this project. Others are never asked to leave."""
+
+
+class DeviceKind(StrEnum):
+    """What kinds of device can be added and removed."""
+
+    DISK = "disk"
+    NET = "net"
+
+
+class Device(msgspec.Struct, frozen=True, gc=False):
+    """One disk or net that the machine has."""
+
+    id: str
+    kind: DeviceKind
+    address: str
+    """Where it sits (PCI)."""
+    limiter: RateLimiterConfig | None = None
+    """As the hypervisor shows it."""
+    group: str | None = None
+
+
 class Plugged(msgspec.Struct, frozen=True, gc=False):
     """What the hypervisor has, as just read."""
 
@@ -87,6 +151,16 @@ class Plugged(msgspec.Struct, frozen=True, gc=False):
     """In the order in which they were plugged: those that are not ours first, then ours, the last plugged last."""
     memory: int
     """Bytes, boot memory included."""
+    memory_asked: int | None = None
+    """Bytes, boot memory included, that the guest has been asked to come to, where that is not what is there yet."""
+    dimms: tuple[Dimm, ...] = ()
+    """Pieces of memory in the order in which they were plugged, as for :attr:`vcpus`; none but with DIMMs."""
+    memory_grows_left: int | None = None
+    """How many more times memory can be added before the machine is started anew; None: not counted."""
+    vcpu_floor: int = 1
+    """Fewer vCPUs than this must not be asked for: devices have that many queues (SPEC 9)."""
+    devices: tuple[Device, ...] = ()
+    """The disks and nets that the machine has, removals under way included; none where drivers do not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +170,7 @@ class SizeChanged:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRefused:
-    """The guest said no to the removal of one vCPU. It may still leave later."""
+    """The guest said no to the removal of one vCPU or DIMM. It may still leave later."""
 
     id: str
     reason: str
@@ -145,6 +219,30 @@ class Hypervisor(Protocol):
 
         An id that has meanwhile gone is not an error. :class:`ValueError` before any I/O when *ids* is empty.
         """
+
+    async def grow_memory(self, to: int) -> Plugged:
+        """Ask for *to* bytes in all, boot memory included, and read back.
+
+        One piece of the difference with DIMMs. With virtio-mem the guest has yet to come to it
+        (:attr:`Plugged.memory_asked`); the same size may be asked for again, so that a guest that got stuck tries
+        again. :class:`ValueError` before any I/O when *to* is not above what is plugged or asked for by whole
+        granules, or passes the machine's maximum.
+        """
+
+    async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
+        """Ask the guest to give memory back, until *to* bytes are left. Returning means that the request was taken.
+
+        With DIMMs *ids* names those that are to leave. Raises :class:`Unsupported` with ACPI, which never shrinks.
+        """
+
+    async def add_device(self, device: DiskConfig | NetConfig) -> Device:
+        """Plug a disk or net, and read it back. Raises :class:`Unsupported` where there is no such thing."""
+
+    async def start_removing_device(self, device_id: str) -> None:
+        """Ask the guest to let go of a device. It is gone when it has left :attr:`Plugged.devices`, not before."""
+
+    async def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """What the hypervisor counts for each device, by the device's id. Raises :class:`Unsupported`."""
 
     async def close(self) -> None:
         """Let go of the VM, which runs on. Never raises; may be called twice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -19,6 +19,7 @@ from hypervisors.base import (
     Busy,
     Change,
     ConnectionLost,
+    Device,
     GuestReset,
     Listener,
     Machine,
@@ -31,6 +32,7 @@ from hypervisors.base import (
     Unsupported,
     Vcpu,
 )
+from hypervisors.ch_types import DiskConfig, NetConfig
 
 T = TypeVar("T")
 
@@ -308,6 +310,21 @@ class FakeHypervisor:
                 self._vm._ask_to_leave(vcpu)
 
         await self._call(Call("start_removing_vcpus", tuple(ids)), ask)
+
+    async def grow_memory(self, to: int) -> Plugged:
+        raise Unsupported("the fake: memory is not added yet")
+
+    async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
+        raise Unsupported("the fake: memory is not removed yet")
+
+    async def add_device(self, device: DiskConfig | NetConfig) -> Device:
+        raise Unsupported("the fake: devices are not driven")
+
+    async def start_removing_device(self, device_id: str) -> None:
+        raise Unsupported("the fake: devices are not driven")
+
+    async def counters(self) -> Mapping[str, Mapping[str, int]]:
+        raise Unsupported("the fake: devices are not driven")
 
     async def close(self) -> None:
         """Let go of the VM."""

@@ -21,7 +21,7 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -46,6 +46,7 @@ from hypervisors.base import (
     Busy,
     Change,
     ConnectionLost,
+    Device,
     GuestReset,
     Listener,
     Machine,
@@ -58,6 +59,7 @@ from hypervisors.base import (
     Unsupported,
     Vcpu,
 )
+from hypervisors.ch_types import DiskConfig, NetConfig
 
 log = logging.getLogger(__name__)
 
@@ -399,6 +401,21 @@ class QemuHypervisor:
             self._tell(SizeChanged())
         for vcpu, error in refused:
             raise Refused(f"device_del {vcpu}: {_cut(error)}")
+
+    async def grow_memory(self, to: int) -> Plugged:
+        raise Unsupported(f"{self._path}: memory is not added yet")
+
+    async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
+        raise Unsupported(f"{self._path}: memory is not removed yet")
+
+    async def add_device(self, device: DiskConfig | NetConfig) -> Device:
+        raise Unsupported(f"{self._path}: QEMU's devices are not driven")
+
+    async def start_removing_device(self, device_id: str) -> None:
+        raise Unsupported(f"{self._path}: QEMU's devices are not driven")
+
+    async def counters(self) -> Mapping[str, Mapping[str, int]]:
+        raise Unsupported(f"{self._path}: QEMU's devices are not driven")
 
     async def close(self) -> None:
         """Let go of QEMU; see :meth:`hypervisors.base.Hypervisor.close`."""
