@@ -1,82 +1,88 @@
-"""Answers on the wire: values, and problems, as JSON."""
+"""Answers on the wire: values, texts, streams and problems, as HTTP/1.1 responses."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
 
 from kata_resmgr.api.problems import ProblemBody
 from kata_resmgr.problem import Problem
 
 API_VERSION = 1
 
-_IN_ONE_PIECE = 16 << 10
-"""Bytes of a body that a socket takes without its reader's help."""
-
 _encode = msgspec.json.Encoder().encode
-_JSON = {"Api-Version": str(API_VERSION), "Content-Type": "application/json"}
-_PROBLEM = {"Api-Version": str(API_VERSION), "Content-Type": "application/problem+json"}
-_EMPTY = {"Api-Version": str(API_VERSION)}
+_STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_VERSION = f"Api-Version: {API_VERSION}\r\n".encode()
 
 
-class Reply(web.Response):
-    """A response that is whole from the start, and is written in one piece where nothing speaks against it.
-
-    aiohttp's own way, through a writer that could as well stream and compress, is the longest part of a short answer.
-    """
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        transport = request.transport
-        body = self.body if isinstance(self.body, bytes) else b""
-        if (
-            not isinstance(transport, asyncio.WriteTransport)
-            or not taken_at_once(body, transport)
-            or request.version != HttpVersion11
-            or request.method == "HEAD"
-            or not request.keep_alive
-            or self._keep_alive is False
-        ):
-            return await super().prepare(request)
-        self._keep_alive = True
-        length = "" if self.status == 204 else f"Content-Length: {len(body)}\r\n"
-        head = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items() if name != "Content-Length"])
-        transport.write(f"HTTP/1.1 {self.status} {self.reason}\r\n{head}{length}\r\n".encode("latin-1") + body)
-        self._written = True
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        if not self._written:
-            await super().write_eof(data)
-
-    _written = False
+def _typed(kind: str) -> bytes:
+    return b"%bContent-Type: %b\r\n" % (_VERSION, kind.encode("latin-1"))
 
 
-def taken_at_once(body: bytes, transport: asyncio.WriteTransport) -> bool:
-    """Whether *body* is small, and nothing before it waits for the caller to read."""
-    return len(body) <= _IN_ONE_PIECE and transport.get_write_buffer_size() == 0
+_JSON = _typed("application/json")
+_PROBLEM = _typed("application/problem+json")
+
+
+class Text(NamedTuple):
+    """A body that is not JSON, or is JSON already."""
+
+    kind: str
+    """Its Content-Type."""
+    body: bytes
+
+
+class Stream(NamedTuple):
+    """A body that comes bit by bit; it ends with its caller."""
+
+    kind: str
+    pieces: AsyncGenerator[bytes, None]
 
 
 class Answer(NamedTuple):
-    """A status, and the value that goes with it; None: no body."""
+    """A status, and the value that goes with it: a :class:`Text`, a :class:`Stream`, what becomes JSON, or no body."""
 
     status: int
     value: Any = None
 
 
-def render(answer: Answer) -> Reply:
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """What is sent: *headers* are whole lines, and say nothing of the body's length."""
+
+    status: int
+    headers: bytes
+    body: bytes = b""
+    pieces: AsyncGenerator[bytes, None] | None = None
+
+    def head(self, *, close: bool, chunked: bool = False) -> bytes:
+        """*close*: the connection ends with this answer; *chunked*: its pieces are sent in chunks."""
+        if self.pieces is not None:
+            length = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+        else:
+            length = b"" if self.status == 204 else b"Content-Length: %d\r\n" % len(self.body)
+        end = b"Connection: close\r\n\r\n" if close else b"\r\n"
+        return b"%b%b%b%b" % (_STATUS[self.status], self.headers, length, end)
+
+
+def render(answer: Answer) -> Response:
     """The response to a call that went well."""
-    if answer.value is None:
-        return Reply(status=answer.status, headers=_EMPTY)
-    return Reply(status=answer.status, body=_encode(answer.value), headers=_JSON)
+    value = answer.value
+    if value is None:
+        return Response(answer.status, _VERSION)
+    if isinstance(value, Text):
+        return Response(answer.status, _typed(value.kind), value.body)
+    if isinstance(value, Stream):
+        return Response(answer.status, _typed(value.kind), pieces=value.pieces)
+    return Response(answer.status, _JSON, _encode(value))
 
 
-def render_problem(problem: Problem, **headers: str) -> Reply:
-    """The response to a call that did not."""
+def render_problem(problem: Problem, allowed: str | None = None) -> Response:
+    """The response to a call that did not; *allowed*: the methods that there are."""
+    headers = _PROBLEM
     if problem.retry_after is not None:
-        headers["Retry-After"] = str(problem.retry_after)
-    body = ProblemBody.of(problem)
-    return Reply(status=problem.code.status, body=_encode(body), headers={**_PROBLEM, **headers})
+        headers += b"Retry-After: %d\r\n" % problem.retry_after
+    if allowed is not None:
+        headers += b"Allow: %b\r\n" % allowed.encode("ascii")
+    return Response(problem.code.status, headers, _encode(ProblemBody.of(problem)))

@@ -1,7 +1,7 @@
 """The command line: each command lives in a module that imports only what it needs.
 
 Commands that a shim's script calls for each container must start fast: nothing here, in :mod:`client` or in their
-modules imports asyncio, aiohttp, msgspec or rich.
+modules imports asyncio, httptools, msgspec or rich.
 """
 
 from __future__ import annotations

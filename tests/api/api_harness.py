@@ -7,7 +7,7 @@ import json
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,3 +216,9 @@ async def serving(group: int | None = None, mode: int = 0o600) -> AsyncIterator[
             await api.stop(5)
     finally:
         shutil.rmtree(directory)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the condition is another's
+            await asyncio.sleep(0.001)

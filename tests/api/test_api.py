@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from kata_resmgr import __version__
-from kata_resmgr.api import server
+from kata_resmgr.api import connection
 from kata_resmgr.manager import SandboxSpec
 from kata_resmgr.plan import Op, Request, Step
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sandbox import Patience
-from tests.api.api_harness import SANDBOX, Served, read_reply, serving
+from tests.api.api_harness import SANDBOX, Served, read_reply, serving, until
+from tests.daemon import Caller
 
 NO_PATIENCE = Patience()
 C1 = "/v1/sandboxes/s1/containers/c1"
@@ -28,12 +29,6 @@ C1 = "/v1/sandboxes/s1/containers/c1"
 async def served() -> AsyncIterator[Served]:
     async with serving() as running:
         yield running
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the condition is another's
-            await asyncio.sleep(0.001)
 
 
 # What is asked reaches the manager, and what it says reaches the caller
@@ -184,15 +179,15 @@ async def test_the_daemon_tells_about_itself(served: Served) -> None:
 
 
 async def test_an_ordinary_client_with_one_connection_for_many_calls(served: Served) -> None:
-    async with (
-        aiohttp.UnixConnector(served.path) as connector,
-        aiohttp.ClientSession("http://localhost", connector=connector) as session,
-    ):
+    def calls() -> None:
+        caller = Caller(Path(served.path))
         for _ in range(3):
-            async with session.put(C1, json={"resources": {}}) as response:
-                assert (await response.json())["container"] == {"id": "c1", "resources": {}}
-            async with session.get("/v1/sandboxes/none") as response:
-                assert response.status == 404
+            answer = caller.ok("PUT", C1, {"resources": {}})
+            assert answer["container"] == {"id": "c1", "resources": {}}
+            assert caller.call("GET", "/v1/sandboxes/none")[0] == 404
+        caller.close()
+
+    await asyncio.to_thread(calls)
 
 
 # What callers do wrong
@@ -476,24 +471,14 @@ async def test_what_is_not_http(served: Served, data: bytes) -> None:
 
 
 async def test_a_body_that_arrives_too_slowly(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "BODY_TIME", 0.05)
+    monkeypatch.setattr(connection, "BODY_TIME", 0.05)
     reply = await served.raw(f"PUT {C1} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n\r\n{{".encode())
     assert (reply.status, reply.json["code"], reply.json["retryable"]) == (408, "timeout", True)
     assert served.manager.calls == []
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /version HTT"])
-async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(server, "IDLE", 0.05)
-    async with serving() as served, asyncio.timeout(10):
-        reader, writer = await asyncio.open_unix_connection(served.path)
-        writer.write(sent)
-        assert await reader.read() == b""
-        writer.close()
-
-
 async def test_a_caller_that_does_not_read_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ANSWER_TIME", 0.05)
+    monkeypatch.setattr(connection, "ANSWER_TIME", 0.05)
     monkeypatch.setattr(served.manager, "sandboxes", lambda _: [SANDBOX] * 5000)
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(served.path)

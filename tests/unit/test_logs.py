@@ -89,11 +89,11 @@ def test_a_traceback_is_told_whole(pipe: tuple[int, Reader]) -> None:
 
 def test_the_records_of_libraries_come_the_same_way(pipe: tuple[int, Reader]) -> None:
     logs.configure("info", "json", pipe[0])
-    logging.getLogger("aiohttp.server").error("bad %s", "request")
-    logging.getLogger("aiohttp.server").info("not told")
+    logging.getLogger("qemu.qmp").error("bad %s", "request")
+    logging.getLogger("qemu.qmp").info("not told")
     (line,) = pipe[1]()
     record = json.loads(line)
-    assert (record["level"], record["event"], record["logger"]) == ("error", "bad request", "aiohttp.server")
+    assert (record["level"], record["event"], record["logger"]) == ("error", "bad request", "qemu.qmp")
 
 
 def test_console_lines_read_well_and_control_characters_do_not_reach_the_terminal(pipe: tuple[int, Reader]) -> None:
