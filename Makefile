@@ -1,12 +1,15 @@
-# make venv | demo | test | lint | bench | clean
+# make venv | demo | test | test-system | lint | bench | install | clean
 #
 # Everything lands in .venv, made from constraints.txt. On Debian and Ubuntu, as root, what is missing is installed.
+# `make install` puts the program, its units and a sample configuration below $(DESTDIR)$(PREFIX).
 
 PYTHON ?=
+PREFIX ?= /usr/local
+DESTDIR ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test lint bench clean
+.PHONY: venv demo test test-system lint bench install clean
 
 venv: $(READY)
 	@:
@@ -31,6 +34,9 @@ lint: venv
 bench: venv
 	@$(VENV)/bin/python -m kata_resmgr.guest
 	@$(VENV)/bin/python -m tests.bench
+
+install: venv
+	@PYTHON="$(PYTHON)" PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" sh .ci/install $(VENV)
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

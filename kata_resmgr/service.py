@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import grp
 import resource
@@ -16,7 +17,7 @@ import structlog
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu import QemuHypervisor
-from kata_resmgr import config, logs, systemd
+from kata_resmgr import config, logs, systemd, watchdog
 from kata_resmgr.api.server import CONNECTIONS, Api
 from kata_resmgr.config import ConfigError, SandboxConfig, Settings
 from kata_resmgr.listening import Listener, ListenError
@@ -38,6 +39,7 @@ def serve(path: Path | None) -> int:
     try:
         settings = config.load(path)
         logs.configure(settings.daemon.log_level, settings.daemon.log_format)
+        faulthandler.enable()  # a watchdog ends with SIGABRT: then stderr tells where it hung
         asyncio.run(_run(path, settings))
     except (ConfigError, ListenError, systemd.InheritedError) as error:
         print(f"kata-resmgr: {error}", file=sys.stderr)
@@ -71,8 +73,9 @@ async def _run(path: Path | None, settings: Settings) -> None:
         gc.collect()
         gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
         log.info("serving", socket=None if own is None else str(settings.daemon.socket), inherited=len(inherited))
-        systemd.notify("READY=1")
+        attending = asyncio.create_task(watchdog.attend(api.succeeds))
         await stop.wait()
+        attending.cancel()
         systemd.notify("STOPPING=1")
         log.info("stopping")
         await api.stop(STOP_PATIENCE)
@@ -90,9 +93,11 @@ def _reload(path: Path | None, manager: ResourceManager) -> None:
     try:
         manager.settings = replace(config.load(path), daemon=manager.settings.daemon)  # the process keeps its own
         log.info("configuration read again")
+        status = "configuration read again"
     except ConfigError as error:
         log.error("configuration left as it was", reason=str(error))
-    systemd.notify("READY=1")
+        status = f"configuration left as it was: {error}"
+    systemd.notify("READY=1", f"STATUS={status}")
 
 
 def _group(name: str | None) -> int | None:

@@ -24,6 +24,14 @@ def notify(*lines: str) -> None:
         manager.send("\n".join(lines).encode())
 
 
+def watchdog_period() -> float | None:
+    """Seconds after which the service manager ends a process of which it has not heard; None: it does not watch."""
+    period, watched = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not period.isdecimal() or int(period) == 0 or watched not in ("", str(os.getpid())):
+        return None
+    return int(period) / 1e6
+
+
 def inherited_sockets() -> list[socket.socket]:
     """The listening Unix sockets that this process was started with. Raises :class:`InheritedError`.
 

@@ -134,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: dict[str, Counter[str]] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.getreports(outcome):
-            for group in (str(value) for name, value in report.user_properties if name == _GROUP):
+            for group in (str(value) for name, value in getattr(report, "user_properties", ()) if name == _GROUP):
                 what = f"skipped: {report.longrepr[2].removeprefix('Skipped: ')}" if outcome == "skipped" else outcome
                 counts.setdefault(group, Counter())[what] += 1
     for group, outcomes in sorted(counts.items()):

@@ -10,6 +10,7 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec
 
 P = ParamSpec("P")
@@ -48,5 +49,6 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(test(*args, **kwargs))
 
+    run.__signature__ = signature(test)  # type: ignore[attr-defined]  # for pytest: the fixtures it asks for
     del run.__wrapped__  # pytest-asyncio looks through it and would run the coroutine
     return run

@@ -37,6 +37,8 @@ class Api:
         self._group = group
         self._closing = asyncio.Event()
         self._connections: set[Connection] = set()
+        self._own: set[Connection] = set()
+        """Over which the daemon asks itself: it is heard however many others there are."""
         self._listeners: list[asyncio.Server] = []
         self._running = 0
         self._idle = asyncio.Event()
@@ -71,6 +73,20 @@ class Api:
                     connection.abort()
         await asyncio.sleep(2 * _LOG_AFTER)  # the last lines
 
+    async def succeeds(self, path: str) -> bool:
+        """Whether a GET of *path* succeeds, asked as callers ask: over a connection, which only was not accepted."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        connection = Connection(self)
+        self._own.add(connection)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, theirs)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            return (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        finally:
+            self._own.discard(connection)
+            writer.close()
+
     # Connections
 
     def identify(self, connection: socket.socket) -> peers.Peer:
@@ -83,7 +99,7 @@ class Api:
 
     def began(self, connection: Connection) -> None:
         self._connections.add(connection)
-        if len(self._connections) > CONNECTIONS:
+        if len(self._connections) > CONNECTIONS and connection not in self._own:
             log.warning("too many connections", limit=CONNECTIONS, pid=connection.peer.pid, uid=connection.peer.uid)
             connection.refuse(
                 Problem(Code.TOO_MANY, f"there are {CONNECTIONS} connections, the most: close idle ones", retry_after=1)
