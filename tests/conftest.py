@@ -1,8 +1,9 @@
 """What all tests share: guests under real QEMU, short directories, and the account of what ran for real.
 
 ``minifw_guest`` and ``linux_guest`` are factories; what they start ends with the test. A test that uses one belongs
-to a group, such as "KVM, mini firmware", and the summary names the groups that ran and the reason for each that did
-not. The only reason is a machine without a KVM that serves: everything else is installed, or an error.
+to a group, such as "7.2.22, KVM, mini firmware", and the summary names the groups that ran and the reason for each
+that did not. There are two reasons: a machine without a KVM that serves, and a distribution that has no second QEMU.
+Everything else is installed, or an error. Tests run with the installed QEMU, those marked ``every_qemu`` with each.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import pytest
 
 from hypervisors.base import Accelerator
-from kata_resmgr.guest import build
-from kata_resmgr.guest.machine import FirmwareGuest, LinuxGuest, why_not_kvm
+from kata_resmgr.guest import GuestError, build, qemus
+from kata_resmgr.guest.machine import MACHINE, FirmwareGuest, LinuxGuest, why_not_kvm
+from kata_resmgr.guest.qemus import Qemu
 
 _SESSION = ("KATA_RESMGR_TEST_SESSION", uuid.uuid4().hex)
 """In the environment of all that this session starts, so that what it leaves can be found."""
 
 _GROUP = "real QEMU"
+_QEMUS: Final[dict[str, Callable[[], Qemu]]] = {"installed": lambda: qemus.INSTALLED, "backports": qemus.backports}
 _left_behind: list[str] = []
+
+
+class StartFirmware(Protocol):
+    """What ``minifw_guest`` is."""
+
+    def __call__(self, arguments: Sequence[str], *, machine: str = MACHINE) -> FirmwareGuest: ...
 
 
 class StartLinux(Protocol):
@@ -40,11 +49,29 @@ class StartLinux(Protocol):
     ) -> LinuxGuest: ...
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("every_qemu"):
+        each = [pytest.param(name, marks=pytest.mark.qemu(name)) for name in _QEMUS]
+        metafunc.parametrize("qemu", each, indirect=True)
+
+
 @pytest.fixture
-def minifw_guest() -> Iterator[Callable[[Sequence[str]], FirmwareGuest]]:
+def qemu(request: pytest.FixtureRequest) -> Qemu:
+    """The QEMU that this test's guests run under."""
+    return _QEMUS[_qemu_of(request.node)]()
+
+
+@pytest.fixture
+def minifw_guest(qemu: Qemu) -> Iterator[StartFirmware]:
     """Starts mini firmware guests under KVM; ``ready()`` is the caller's to await."""
     with contextlib.ExitStack() as guests:
-        yield lambda arguments: guests.enter_context(FirmwareGuest(arguments, accelerator=Accelerator.KVM))
+
+        def start(arguments: Sequence[str], *, machine: str = MACHINE) -> FirmwareGuest:
+            return guests.enter_context(
+                FirmwareGuest(arguments, accelerator=Accelerator.KVM, machine=machine, qemu=qemu)
+            )
+
+        yield start
 
 
 @pytest.fixture(
@@ -53,14 +80,14 @@ def minifw_guest() -> Iterator[Callable[[Sequence[str]], FirmwareGuest]]:
         pytest.param(Accelerator.KVM, id="kvm", marks=pytest.mark.kvm),
     ]
 )
-def linux_guest(request: pytest.FixtureRequest) -> Iterator[StartLinux]:
+def linux_guest(request: pytest.FixtureRequest, qemu: Qemu) -> Iterator[StartLinux]:
     """Starts Linux guests: each test under TCG, and once more under KVM where Linux boots under it."""
     accelerator: Accelerator = request.param
     with contextlib.ExitStack() as guests:
 
         def start(arguments: Sequence[str], *, kernel_params: Sequence[str] = (), reboots: bool = False) -> LinuxGuest:
             return guests.enter_context(
-                LinuxGuest(arguments, kernel_params=kernel_params, accelerator=accelerator, reboots=reboots)
+                LinuxGuest(arguments, kernel_params=kernel_params, accelerator=accelerator, qemu=qemu, reboots=reboots)
             )
 
         yield start
@@ -78,6 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
     name, value = _SESSION
     os.environ[name] = value
     config.addinivalue_line("markers", "kvm: needs real QEMU under KVM; skipped where KVM does not serve")
+    config.addinivalue_line("markers", f"qemu(name): runs with that QEMU, one of {', '.join(_QEMUS)}")
+    config.addinivalue_line("markers", "every_qemu: runs once with each of them; needs the qemu fixture")
     config.addinivalue_line("markers", "tcg: needs real QEMU under TCG, which runs anywhere")
 
 
@@ -99,9 +128,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     kind = LinuxGuest if linux else FirmwareGuest
     kind.prepare()
     guest = f"Linux {build.linux().release}" if linux else kind.kind
-    item.user_properties.append((_GROUP, f"{marked[0].value.upper()}, {guest}"))
+    name = _qemu_of(item)
+    try:
+        version, missing = _QEMUS[name]().version, None
+    except GuestError as error:
+        version, missing = name, str(error)
+    item.user_properties.append((_GROUP, f"{version}, {marked[0].value.upper()}, {guest}"))
+    if missing is not None:
+        pytest.skip(missing)
     if Accelerator.KVM in marked and (reason := why_not_kvm(kind)):
         pytest.skip(reason.splitlines()[0])
+
+
+def _qemu_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("qemu")
+    return str(marker.args[0]) if marker is not None else "installed"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

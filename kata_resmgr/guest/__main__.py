@@ -1,6 +1,7 @@
 """The guests from the command line.
 
-``python -m kata_resmgr.guest`` installs and builds what they need, and says only what it does.
+``python -m kata_resmgr.guest`` installs and builds what they need, and says only what it does. It fetches a newer QEMU
+for the tests, too, where the distribution has one in its backports; without it they make do with the installed one.
 ``python -m kata_resmgr.guest run FILE`` boots Linux as the sandbox in FILE (an answer of the daemon, JSON) says, prints
 a line whenever the number of CPUs that the guest uses changes, and ends the guest when it is ended (Ctrl-C).
 """
@@ -13,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from kata_resmgr.guest import GuestError
+from kata_resmgr.guest import GuestError, qemus
 from kata_resmgr.guest.machine import LinuxGuest, prepare
 
 LOOK_EVERY = 0.2
@@ -32,12 +33,22 @@ def main() -> int:
         prepare(say)
         if arguments.file is not None:
             run(arguments.file)
+        else:
+            fetch_second_qemu()
     except GuestError as error:
         say(str(error))
         return 1
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def fetch_second_qemu() -> None:
+    """Nothing stands or falls with it."""
+    try:
+        qemus.fetch_backports(say)
+    except GuestError as error:
+        say(f"no second QEMU: {error}")
 
 
 def run(file: Path) -> None:

@@ -57,7 +57,7 @@ def firmware(say: Say = silent) -> Path:
     Raises :class:`GuestError` when it cannot be built.
     """
     source = _source("minifw.S")
-    return _cached("firmware", source, [packages.COMPILER, packages.LINKER], _build_firmware, say) / _FIRMWARE
+    return cached(key("firmware", source), [packages.COMPILER, packages.LINKER], _build_firmware, say) / _FIRMWARE
 
 
 def linux(say: Say = silent) -> LinuxImage:
@@ -66,10 +66,10 @@ def linux(say: Say = silent) -> LinuxImage:
     Raises :class:`GuestError` when that cannot be done.
     """
     recipe = repr((_META_PACKAGES, _MODULES)).encode()
-    distribution = _cached("linux", recipe, [packages.ZSTD], lambda into: _fetch_linux(into, say), say)
+    distribution = cached(key("linux", recipe), [packages.ZSTD], lambda into: _fetch_linux(into, say), say)
     parts = _source("init") + _source("uevh.c") + distribution.name.encode()
     needs = [packages.COMPILER, packages.STATIC_LIBC]
-    initrd = _cached("initrd", parts, needs, lambda into: _build_initrd(distribution, into), say) / _INITRD
+    initrd = cached(key("initrd", parts), needs, lambda into: _build_initrd(distribution, into), say) / _INITRD
     return LinuxImage(distribution / _KERNEL, initrd, (distribution / _RELEASE).read_text())
 
 
@@ -85,10 +85,17 @@ def _source(name: str) -> bytes:
     return resources.files(__package__).joinpath(name).read_bytes()
 
 
-def _cached(name: str, made_from: bytes, needs: list[Need], make: Callable[[Path], None], say: Say) -> Path:
-    """The directory of what *make* makes, made now if it is not there. *needs* are what *make* calls."""
-    key = hashlib.sha256(b"%d %s" % (_FORM, made_from)).hexdigest()[:16]
-    final = cache() / f"{name}-{key}"
+def key(name: str, made_from: bytes) -> str:
+    """What is made from this, and called *name* by people, is kept under this name."""
+    return f"{name}-{hashlib.sha256(b'%d %s' % (_FORM, made_from)).hexdigest()[:16]}"
+
+
+def cached(name: str, needs: list[Need], make: Callable[[Path], None], say: Say) -> Path:
+    """The directory of what *make* makes, made now if it is not there. *name* is of :func:`key`.
+
+    *needs* are what *make* calls.
+    """
+    final = cache() / name
     if final.is_dir():
         return final
     if platform.machine() != "x86_64":

@@ -31,9 +31,13 @@ from typing import ClassVar, Literal, Self, TypeAlias
 from hypervisors.base import Accelerator
 from kata_resmgr.guest import GuestError, build, packages
 from kata_resmgr.guest.packages import Say, silent
+from kata_resmgr.guest.qemus import INSTALLED, Qemu
 
 NEEDS = (packages.QEMU, packages.SETPRIV)
 """What must be installed to run a guest that is built."""
+
+MACHINE = "q35,vmport=on"
+"""The machine, unless a test asks for another. `vmport` is for :data:`_CPU`."""
 
 Mode: TypeAlias = Literal["c", "i", "r", "s"]
 """How the mini firmware meets a removal: it cooperates, ignores, refuses; or it spins, deaf to hot-plug."""
@@ -116,10 +120,18 @@ class Guest(ABC):
     kind: ClassVar[str]
     """What runs inside, in words."""
 
-    def __init__(self, arguments: Sequence[str], *, accelerator: Accelerator | None = None) -> None:
-        """Start QEMU, under the accelerator of :func:`accelerator_for` unless one is given.
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        accelerator: Accelerator | None = None,
+        machine: str = MACHINE,
+        qemu: Qemu = INSTALLED,
+    ) -> None:
+        """Start *qemu*, under the accelerator of :func:`accelerator_for` unless one is given.
 
-        *arguments* may use its chardevs ``console``, which is a log, and ``harness``.
+        *machine* is the type with its properties. *arguments* may use its chardevs ``console``, which is a log, and
+        ``harness``.
         """
         packages.ensure(NEEDS)
         self.accelerator = accelerator or accelerator_for(type(self))
@@ -128,8 +140,8 @@ class Guest(ABC):
         port = self._serial.theirs.fileno()
         argv = [
             "setpriv", "--pdeathsig", "KILL", "--",
-            "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none",
-            "-machine", "q35,vmport=on", "-accel", self.accelerator.value, *_CPU[self.accelerator],
+            qemu.program, *qemu.options, "-no-user-config", "-nodefaults", "-display", "none",
+            "-machine", machine, "-accel", self.accelerator.value, *_CPU[self.accelerator],
             "-chardev", f"file,id=console,path=/dev/fd/{self._console.fd}",
             "-chardev", f"socket,id=harness,fd={port}",
             *arguments,
@@ -138,7 +150,12 @@ class Guest(ABC):
         def start() -> subprocess.Popen[bytes]:
             said = self._said.fd
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=(self._console.fd, port)
+                argv,
+                env=os.environ | qemu.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=(self._console.fd, port),
             )
 
         try:
@@ -237,10 +254,17 @@ class FirmwareGuest(Guest):
 
     kind = "mini firmware"
 
-    def __init__(self, arguments: Sequence[str], *, accelerator: Accelerator | None = None) -> None:
-        """Start it, under the accelerator of :func:`accelerator_for` unless one is given."""
-        image = build.firmware()
-        super().__init__(["-bios", str(image), "-serial", "chardev:harness", *arguments], accelerator=accelerator)
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        accelerator: Accelerator | None = None,
+        machine: str = MACHINE,
+        qemu: Qemu = INSTALLED,
+    ) -> None:
+        """Start it; see :class:`Guest`."""
+        own = ["-bios", str(build.firmware()), "-serial", "chardev:harness"]
+        super().__init__([*own, *arguments], accelerator=accelerator, machine=machine, qemu=qemu)
 
     @classmethod
     def prepare(cls, say: Say = silent) -> None:
@@ -271,9 +295,11 @@ class LinuxGuest(Guest):
         *,
         kernel_params: Sequence[str] = (),
         accelerator: Accelerator | None = None,
+        machine: str = MACHINE,
+        qemu: Qemu = INSTALLED,
         reboots: bool = False,
     ) -> None:
-        """Start it, under the accelerator of :func:`accelerator_for` unless one is given.
+        """Start it; see :class:`Guest`.
 
         A reset or a panic ends QEMU, unless the guest *reboots*.
         """
@@ -289,6 +315,8 @@ class LinuxGuest(Guest):
                 *arguments,
             ],
             accelerator=accelerator,
+            machine=machine,
+            qemu=qemu,
         )  # fmt: skip
 
     @classmethod

@@ -9,16 +9,19 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from kata_resmgr.guest import GuestError
 
 Say: TypeAlias = Callable[[str], None]
 """Told, in one line, of anything that takes time."""
+
+NOTHING_MORE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _INSTALL_DEADLINE = 900.0
 """Seconds for one apt call: a slow mirror, or another apt that holds the lock."""
@@ -71,7 +74,7 @@ def ensure(needs: Iterable[Need], say: Say = silent) -> None:
         raise GuestError(request)
     say(f"installing {' '.join(packages)}")
     update()
-    _apt_get("install", "--yes", "--no-install-recommends", *packages)
+    apt_get("install", "--yes", "--no-install-recommends", *packages)
     if still := [need.name for need in missing if not need.present()]:
         raise GuestError(f"still missing after apt-get install {' '.join(packages)}: {', '.join(still)}")
 
@@ -79,7 +82,7 @@ def ensure(needs: Iterable[Need], say: Say = silent) -> None:
 @cache
 def update() -> None:
     """Refresh apt's lists, once in a process."""
-    _apt_get("update")
+    apt_get("update")
 
 
 def dependencies(package: str) -> list[str]:
@@ -97,12 +100,13 @@ def download(package: str, directory: Path) -> Path:
     """Fetch *package* into *directory* without installing it, checked by apt against its signed lists."""
     target = directory / package
     target.mkdir()
-    _apt_get("download", package, directory=target)
+    apt_get("download", package, directory=target)
     (archive,) = target.glob("*.deb")
     return archive
 
 
-def _apt_get(*arguments: str, directory: Path | None = None) -> None:
+def apt_get(*arguments: str, directory: Path | None = None) -> None:
+    """One call of apt-get. Raises :class:`GuestError` when it fails."""
     if shutil.which("apt-get") is None:
         raise GuestError("apt-get is missing: guests are made from the packages of Debian or Ubuntu")
     # As apt's own user it could not write into our directory, and would say so.
@@ -110,16 +114,25 @@ def _apt_get(*arguments: str, directory: Path | None = None) -> None:
     run(["apt-get", *options, *arguments], deadline=_INSTALL_DEADLINE, directory=directory)
 
 
-def run(argv: Sequence[str], *, deadline: float, directory: Path | None = None) -> str:
-    """What *argv* prints. :class:`GuestError` when it fails or takes longer than *deadline* seconds."""
-    environment = os.environ | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+def run(
+    argv: Sequence[str],
+    *,
+    deadline: float,
+    directory: Path | None = None,
+    environment: Mapping[str, str] = NOTHING_MORE,
+) -> str:
+    """What *argv* prints, *environment* added to ours.
+
+    :class:`GuestError` when it fails or takes longer than *deadline* seconds.
+    """
+    quiet = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     command = " ".join(argv)
     try:
         done = subprocess.run(
             argv,
             check=True,
             cwd=directory,
-            env=environment,
+            env={**os.environ, **quiet, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -16,6 +16,7 @@ from hypervisors.base import Accelerator, Change, Hypervisor
 from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from hypervisors.qemu import QemuHypervisor
 from kata_resmgr.guest.machine import FirmwareGuest, Mode
+from kata_resmgr.guest.qemus import Qemu
 from tests.fakes.qmp_server import QmpServer
 
 MIB: Final = 1 << 20
@@ -96,7 +97,7 @@ class InMemory(Backend):
 
 
 @asynccontextmanager
-async def in_memory(_directory: Path) -> AsyncIterator[Backend]:
+async def in_memory(_directory: Path, _qemu: Qemu) -> AsyncIterator[Backend]:
     yield InMemory()
 
 
@@ -121,7 +122,7 @@ class OnTheWire(Backend):
 
 
 @asynccontextmanager
-async def on_the_wire(directory: Path) -> AsyncIterator[Backend]:
+async def on_the_wire(directory: Path, _qemu: Qemu) -> AsyncIterator[Backend]:
     async with QmpServer(directory / "m", boot_vcpus=BOOT_VCPUS, max_vcpus=MAX_VCPUS, memory=MEMORY) as server:
         yield OnTheWire(server)
 
@@ -166,11 +167,11 @@ class RealQemu(Backend):
 
 
 @asynccontextmanager
-async def real_qemu(directory: Path) -> AsyncIterator[Backend]:
+async def real_qemu(directory: Path, qemu: Qemu) -> AsyncIterator[Backend]:
     megabytes = MEMORY // MIB
     arguments = qemu_args.vmm_arguments(BOOT_VCPUS, MAX_VCPUS, megabytes, megabytes, 0, str(directory / "m"))
     arguments += ["-qmp", f"unix:{directory / 'other'},server=on,wait=off"]
-    machine = await asyncio.to_thread(FirmwareGuest, arguments, accelerator=Accelerator.KVM)
+    machine = await asyncio.to_thread(FirmwareGuest, arguments, accelerator=Accelerator.KVM, qemu=qemu)
     try:
         await asyncio.to_thread(machine.ready)
         yield RealQemu(machine, directory)

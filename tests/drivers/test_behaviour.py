@@ -25,6 +25,7 @@ from hypervisors.base import (
     Unreachable,
 )
 from hypervisors.fake import Guest
+from kata_resmgr.guest.qemus import Qemu
 from tests.drivers.backends import (
     BOOT_VCPUS,
     MAX_VCPUS,
@@ -36,12 +37,19 @@ from tests.drivers.backends import (
     real_qemu,
 )
 
-PLAYED_BY = {"memory": in_memory, "wire": on_the_wire, "qemu": real_qemu}
+PLAYED_BY = {"memory": in_memory, "wire": on_the_wire, "qemu": real_qemu, "newer qemu": real_qemu}
 
 
-@pytest.fixture(params=["memory", "wire", pytest.param("qemu", marks=pytest.mark.kvm)])
-async def backend(request: pytest.FixtureRequest, short_tmp: Path) -> AsyncIterator[Backend]:
-    async with PLAYED_BY[request.param](short_tmp) as backend:
+@pytest.fixture(
+    params=[
+        "memory",
+        "wire",
+        pytest.param("qemu", marks=pytest.mark.kvm),
+        pytest.param("newer qemu", marks=[pytest.mark.kvm, pytest.mark.qemu("backports")]),
+    ]
+)
+async def backend(request: pytest.FixtureRequest, short_tmp: Path, qemu: Qemu) -> AsyncIterator[Backend]:
+    async with PLAYED_BY[request.param](short_tmp, qemu) as backend:
         yield backend
 
 

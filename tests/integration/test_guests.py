@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 
 from hypervisors.base import Accelerator
-from kata_resmgr.guest import GuestError, build, packages
+from kata_resmgr.guest import GuestError, build, packages, qemus
 from kata_resmgr.guest.machine import FirmwareGuest, Mode
-from tests.conftest import StartLinux
+from tests.conftest import StartFirmware, StartLinux
 
 DEADLINE = 30.0
-
-StartFirmware = Callable[[Sequence[str]], FirmwareGuest]
 
 
 class Monitor:
@@ -304,3 +302,13 @@ def test_what_is_missing_is_named_where_it_cannot_be_installed(monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GuestError, match=r"missing: gcc, libc.a; install them .* apt-get install gcc libc6-dev\)"):
         packages.ensure([packages.COMPILER, packages.STATIC_LIBC])
+
+
+def test_where_there_is_no_second_qemu_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KATA_RESMGR_CACHE", str(tmp_path))
+    with pytest.raises(GuestError, match=r"python -m kata_resmgr\.guest fetches it"):
+        qemus.backports()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no apt
+    qemus.fetch_backports()
+    with pytest.raises(GuestError, match="apt has no main archive"):
+        qemus.backports()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kata_resmgr.guest.machine import FirmwareGuest
+from tests.conftest import StartFirmware
 from tests.daemon import Caller, Daemon, until
 
 CONFIG = "[resmgr]\nhost_cpus = 8\n[hypervisor.qemu]\ndefault_memory = 64\ndefault_maxvcpus = {maximum}\n"
@@ -19,7 +19,7 @@ SANDBOX = "/v1/sandboxes/s1"
 class Pod:
     """A registered sandbox whose VM runs, and its caller."""
 
-    def __init__(self, daemon: Daemon, start: Callable[[Sequence[str]], FirmwareGuest], path: str = SANDBOX) -> None:
+    def __init__(self, daemon: Daemon, start: StartFirmware, path: str = SANDBOX) -> None:
         self.daemon = daemon
         self.path = path
         self.caller = daemon.caller()
@@ -43,7 +43,7 @@ class Pod:
 
 
 @pytest.fixture
-def pod(short_tmp: Path, minifw_guest: Callable[[Sequence[str]], FirmwareGuest]) -> Iterator[Callable[[int], Pod]]:
+def pod(short_tmp: Path, minifw_guest: StartFirmware) -> Iterator[Callable[[int], Pod]]:
     """Makes one pod, of a VM with the given maximum of vCPUs."""
     daemons: list[Daemon] = []
 
@@ -107,6 +107,7 @@ def test_a_guest_that_refuses_removals(pod: Callable[[int], Pod]) -> None:
     assert p.caller.ok("GET", f"{SANDBOX}?wait=10s&for=converged")["converged"]
 
 
+@pytest.mark.every_qemu
 def test_a_latched_removal_does_not_take_what_came_after_it(pod: Callable[[int], Pod]) -> None:
     p = pod(6)
     p.put(3)
@@ -131,7 +132,7 @@ def test_a_grow_that_needs_latched_slots_is_told_so(pod: Callable[[int], Pod]) -
 
 
 def test_a_vm_killed_in_the_middle_of_a_grow_leaves_the_table_as_it_was(
-    pod: Callable[[int], Pod], minifw_guest: Callable[[Sequence[str]], FirmwareGuest]
+    pod: Callable[[int], Pod], minifw_guest: StartFirmware
 ) -> None:
     p = pod(4)
     neighbour = Pod(p.daemon, minifw_guest, "/v1/sandboxes/s2")
