@@ -8,6 +8,7 @@ a complete head is there, then ``BODY_TIME`` until the body is, and is to read i
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -156,6 +157,11 @@ class Connection(asyncio.Protocol):
         elif self._waiting:
             self._disallow()
             self._task = self._loop.create_task(self._answer())
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays: for who has only ceased to ask, and waits for answers (``nc -N``)."""
+        self._deaf = True
+        return self._task is not None and not _hung_up(self._transport.get_extra_info("socket"))
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
@@ -327,6 +333,13 @@ class Connection(asyncio.Protocol):
             what, seconds = ("body", BODY_TIME) if self._in_body else ("head", HEAD_TIME)
             self._fault(Problem(Code.TIMEOUT, f"the {what} did not arrive within {seconds:g} s; send it faster"))
             self._task = self._loop.create_task(self._answer())
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    """Whether the other end is closed for both directions."""
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _head_too_large() -> Problem:

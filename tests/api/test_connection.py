@@ -114,6 +114,14 @@ async def test_a_faulty_request_after_a_good_one(served: Served) -> None:
         assert await reader.read() == b""
 
 
+async def test_who_has_ceased_to_ask_still_gets_the_answers(served: Served) -> None:
+    async with connected(served) as (reader, writer):
+        writer.write(PUT + VERSION + b"GET /vers")
+        writer.write_eof()
+        assert [(await read_reply(reader)).status for _ in range(2)] == [200, 200]
+        assert await reader.read() == b""
+
+
 # Time
 
 
