@@ -38,5 +38,8 @@ bench: venv
 install: venv
 	@PYTHON="$(PYTHON)" PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" sh .ci/install $(VENV)
 
+fuzz: venv
+	@$(VENV)/bin/python -m tests.fuzz.raw --messages $(or $(MESSAGES),20000)
+
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
