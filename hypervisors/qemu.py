@@ -41,6 +41,7 @@ from qemu.qmp import (
 from qemu.qmp.models import ErrorResponse
 from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
+from hypervisors import qemu_memory
 from hypervisors.base import (
     Accelerator,
     Busy,
@@ -50,6 +51,7 @@ from hypervisors.base import (
     GuestReset,
     Listener,
     Machine,
+    MemoryMethod,
     Plugged,
     Refused,
     RemovalRefused,
@@ -118,13 +120,6 @@ class _Kvm(msgspec.Struct):
     enabled: bool
 
 
-class _Memory(msgspec.Struct, rename="kebab"):
-    """Bytes."""
-
-    base_memory: int
-    plugged_memory: int = 0
-
-
 class _Ost(msgspec.Struct, rename="kebab"):
     """``ACPI_DEVICE_OST``: how the guest fared with what is in a slot."""
 
@@ -145,8 +140,14 @@ def _command(name: str, arguments: dict[str, object] | None = None) -> Command:
     return {"execute": name} if arguments is None else {"execute": name, "arguments": arguments}
 
 
+def _property(path: str, name: str) -> Command:
+    return _command("qom-get", {"path": path, "property": name})
+
+
 _QUERY_CPUS: Final = _command("query-cpus-fast")
-_QUERY_MEMORY: Final = _command("query-memory-size-summary")
+_QUERY_MEMORY: Final = (_command("query-memory-devices"), _command("query-memdev"))
+_QUERY_BASE: Final = _command("query-memory-size-summary")
+_QUERY_ROOM: Final = _property("/machine", "memory")
 _QUERY_SLOTS: Final = _command("query-hotpluggable-cpus")
 _QUERY_UUID: Final = _command("query-uuid")
 _QUERY_KVM: Final = _command("query-kvm")
@@ -349,8 +350,15 @@ class QemuHypervisor:
         # Who was last told to have gone; the events on it go on after that.
         self._departed_path = ""
         self._departed_slot: int | None = None
-        self._memory = 0
+        # What the machine's memory can do, what was last read of it, and how a DIMM's backend is made (once known).
+        self._able = qemu_memory.Ability()
+        self._memory = qemu_memory.Memory()
         self._memory_stale = True
+        self._memory_devices: list[qemu_memory.MemoryDevice] = []
+        self._backends: list[qemu_memory.Backend] = []
+        self._another_backend: dict[str, object] | None = None
+        self._dimms: dict[int, str] = {}
+        self._highest_dimm = 0
 
     # Calls
 
@@ -360,6 +368,7 @@ class QemuHypervisor:
             raise RuntimeError(f"{self._path}: already connected")
         self._machine = None
         self._memory_stale = True
+        self._another_backend = None
         self._connection = await self._dial()
         self._listener = listener
         try:
@@ -371,6 +380,8 @@ class QemuHypervisor:
 
     async def read(self) -> Plugged:
         """What QEMU has now."""
+        if self._memory.asked is not None:
+            self._memory_stale = True  # the guest is on its way: the event for that is too rare to wait for
         _, plugged = await self._call("read", self._exchange)
         return plugged
 
@@ -393,20 +404,37 @@ class QemuHypervisor:
         """Ask the guest for vCPUs; see :meth:`hypervisors.base.Hypervisor.start_removing_vcpus`."""
         if not ids:
             raise ValueError("no vCPU is named; at least one must be")
-        requests = [_command("device_del", {"id": vcpu}) for vcpu in ids]
-        answers = await self._call("start_removing_vcpus", lambda monitor: monitor.pipeline(requests))
-        errors = [(vcpu, error) for vcpu, error in zip(ids, answers, strict=True) if isinstance(error, ExecuteError)]
-        refused = [(vcpu, error) for vcpu, error in errors if error.error_class != "DeviceNotFound"]
-        if len(refused) < len(errors):
-            self._tell(SizeChanged())
-        for vcpu, error in refused:
-            raise Refused(f"device_del {vcpu}: {_cut(error)}")
+        await self._ask_to_leave("start_removing_vcpus", ids, lambda: self._tell(SizeChanged()))
 
     async def grow_memory(self, to: int) -> Plugged:
-        raise Unsupported(f"{self._path}: memory is not added yet")
+        """Plug a DIMM, or ask virtio-mem for more; see :meth:`hypervisors.base.Hypervisor.grow_memory`."""
+        self._session()
+        able, now = self._able, self._memory
+        match able.hotplug.method:
+            case MemoryMethod.DIMM:
+                size = qemu_memory.piece(able, now, to)
+                return await self._call("grow_memory", lambda monitor: self._plug_dimm(monitor, size))
+            case MemoryMethod.VIRTIO_MEM:
+                if to <= now.total:
+                    raise ValueError(f"{to} bytes cannot be grown to: {now.total} are there")
+                ask = self._request(qemu_memory.requested_size(able, now, to))
+                return await self._call("grow_memory", ask)
+        raise Unsupported(f"{self._path}: this machine was started without slots for memory and without virtio-mem")
 
     async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
-        raise Unsupported(f"{self._path}: memory is not removed yet")
+        """Ask the guest for memory; see :meth:`hypervisors.base.Hypervisor.start_shrinking_memory`."""
+        self._session()
+        able = self._able
+        match able.hotplug.method:
+            case MemoryMethod.DIMM:
+                if not ids:
+                    raise ValueError("no DIMM is named; at least one must be")
+                await self._ask_to_leave("start_shrinking_memory", ids, self._on_memory)
+            case MemoryMethod.VIRTIO_MEM:
+                ask = self._request(qemu_memory.requested_size(able, self._memory, to))
+                await self._call("start_shrinking_memory", ask)
+            case _:
+                raise Unsupported(f"{self._path}: this machine's memory is fixed")
 
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:
         raise Unsupported(f"{self._path}: QEMU's devices are not driven")
@@ -486,11 +514,14 @@ class QemuHypervisor:
             watcher.cancel()
             self._monitor = None
 
+    def _session(self) -> _Monitor:
+        if self._monitor is None:
+            raise Unreachable(f"{self._path}: {self._end}")
+        return self._monitor
+
     async def _call(self, name: str, carry_out: Callable[[_Monitor], Awaitable[T]]) -> T:
         """One call: its deadline, and its failures in the words of :mod:`hypervisors.base`."""
-        monitor = self._monitor
-        if monitor is None:
-            raise Unreachable(f"{self._path}: {self._end}")
+        monitor = self._session()
         monitor.deadline = asyncio.get_running_loop().time() + self._timeout
         silent_calls, self._silent_calls = self._silent_calls + 1, 0
         try:
@@ -510,8 +541,15 @@ class QemuHypervisor:
     # What is read
 
     async def _learn(self, monitor: _Monitor) -> Machine:
-        answers, plugged = await self._exchange(monitor, _QUERY_UUID, _QUERY_KVM, _QUERY_SLOTS)
-        uuid, kvm, slots = answers
+        questions = (_QUERY_UUID, _QUERY_KVM, _QUERY_SLOTS, _QUERY_BASE, _QUERY_ROOM)
+        answers, plugged = await self._exchange(monitor, *questions)
+        uuid, kvm, slots, base, room = answers
+        self._able = qemu_memory.ability(
+            _value(base, qemu_memory.Summary).base_memory,
+            qemu_memory.Configured() if isinstance(room, ExecuteError) else _value(room, qemu_memory.Configured),
+            self._memory_devices,
+        )
+        self._memory = qemu_memory.memory(self._able, self._memory_devices)
         identity = _value(uuid, _Uuid).uuid
         self._slots = [] if isinstance(slots, ExecuteError) else _value(slots, list[_Slot])[::-1]
         return Machine(
@@ -520,17 +558,17 @@ class QemuHypervisor:
             max_vcpus=len(self._slots) or len(plugged.vcpus),
             vcpu_hotplug=bool(self._slots),
             accelerator=Accelerator.KVM if _uses_kvm(kvm) else Accelerator.TCG,
+            memory=self._able.hotplug,
         )
 
     async def _exchange(self, monitor: _Monitor, *commands: Command) -> tuple[list[Answer], Plugged]:
         """Send *commands* and read back, in one go. The memory is asked for only when something has touched it."""
         ask_memory, self._memory_stale = self._memory_stale, False
-        queries = (_QUERY_MEMORY, _QUERY_CPUS) if ask_memory else (_QUERY_CPUS,)
+        queries = (*_QUERY_MEMORY, _QUERY_CPUS) if ask_memory else (_QUERY_CPUS,)
         try:
             answers = await monitor.pipeline([*commands, *queries])
             if ask_memory:
-                memory = _value(answers[-2], _Memory)
-                self._memory = memory.base_memory + memory.plugged_memory
+                await self._take_memory(monitor, answers[-3], answers[-2])
             return answers[: len(commands)], self._seat(_value(answers[-1], list[_Cpu]))
         except BaseException:
             self._memory_stale = self._memory_stale or ask_memory
@@ -550,7 +588,33 @@ class QemuHypervisor:
         order = sorted(present.values(), key=_number)  # stable: those that are not ours stay in QEMU's order
         if order:
             self._highest = max(self._highest, order[-1].number)
-        return Plugged(tuple([seated.vcpu for seated in order]), self._memory)
+        memory = self._memory
+        vcpus = tuple([seated.vcpu for seated in order])
+        return Plugged(vcpus, memory.total, memory.asked, memory.dimms, memory.grows_left)
+
+    async def _take_memory(self, monitor: _Monitor, devices: Answer, backends: Answer) -> None:
+        """Take note of the memory, and remove the backends of ours that nobody uses."""
+        self._memory_devices = _value(devices, list[qemu_memory.MemoryDevice])
+        self._backends = _value(backends, list[qemu_memory.Backend])
+        self._memory = memory = qemu_memory.memory(self._able, self._memory_devices, self._backends)
+        self._dimms = dict(memory.slots)
+        self._highest_dimm = max(self._highest_dimm, memory.highest)
+        if memory.orphans:
+            answers = await monitor.pipeline([_command("object-del", {"id": name}) for name in memory.orphans])
+            for name, answer in zip(memory.orphans, answers, strict=True):
+                if isinstance(answer, ExecuteError):
+                    log.warning("%s: object-del %s: %s", self._path, name, _cut(answer))
+
+    async def _ask_to_leave(self, call: str, ids: Sequence[str], on_gone: Callable[[], None]) -> None:
+        """Send ``device_del`` for *ids*. Where one of them had gone already, that is news: *on_gone*."""
+        requests = [_command("device_del", {"id": name}) for name in ids]
+        answers = await self._call(call, lambda monitor: monitor.pipeline(requests))
+        errors = [(name, error) for name, error in zip(ids, answers, strict=True) if isinstance(error, ExecuteError)]
+        refused = [(name, error) for name, error in errors if error.error_class != "DeviceNotFound"]
+        if len(refused) < len(errors):
+            on_gone()
+        for name, error in refused:
+            raise Refused(f"device_del {name}: {_cut(error)}")
 
     # Plugging
 
@@ -590,10 +654,73 @@ class QemuHypervisor:
             raise Refused(f"device_add {name} in slot {slot}: {_cut(answer)}")
         return plugged
 
+    # Memory
+
+    async def _plug_dimm(self, monitor: _Monitor, size: int) -> Plugged:
+        """Plug one of *size* bytes; where QEMU refuses it, the read-back finds the backend unused and removes it."""
+        if self._another_backend is None:
+            self._another_backend = await self._learn_backend(monitor)
+        self._highest_dimm += 1
+        name = f"{qemu_memory.OUR_DIMM}{self._highest_dimm}"
+        answers, plugged = await self._change_memory(
+            monitor,
+            _command("object-add", {**self._another_backend, "id": name, "size": size}),
+            _command("device_add", {"driver": "pc-dimm", "id": name, "memdev": name}),
+        )
+        for command, answer in zip(("object-add", "device_add"), answers, strict=True):
+            if isinstance(answer, ExecuteError):
+                raise Refused(f"{command} {name} of {size} bytes: {_cut(answer)}")
+        return plugged
+
+    def _request(self, size: int) -> Callable[[_Monitor], Awaitable[Plugged]]:
+        """Ask the virtio-mem device for *size* bytes; the same again wakes a guest that has given up."""
+
+        async def request(monitor: _Monitor) -> Plugged:
+            path = _PERIPHERAL + self._able.device
+            ask = _command("qom-set", {"path": path, "property": "requested-size", "value": size})
+            (answer,), plugged = await self._change_memory(monitor, ask)
+            if isinstance(answer, ExecuteError):
+                raise Refused(f"requested-size {size} of {self._able.device}: {_cut(answer)}")
+            return plugged
+
+        return request
+
+    async def _change_memory(self, monitor: _Monitor, *commands: Command) -> tuple[list[Answer], Plugged]:
+        self._memory_stale = self._adding = True
+        try:
+            return await self._exchange(monitor, *commands)
+        finally:
+            self._adding = False
+
+    async def _learn_backend(self, monitor: _Monitor) -> dict[str, object]:
+        """How a backend is made that is as the boot memory's; asked when the first DIMM is to be plugged."""
+        (named,) = await monitor.pipeline([_property("/machine", "memory-backend")])
+        boot = qemu_memory.boot_backend(named if isinstance(named, str) else "", self._backends, self._memory_devices)
+        if boot is None:
+            raise Refused(f"{self._path}: QEMU names no backend of the boot memory, after which a DIMM's is made")
+        path = f"/objects/{boot.id}"
+        (kind,) = await monitor.pipeline([_property(path, "type")])
+        names = qemu_memory.properties(_value(kind, str))
+        values = await monitor.pipeline([_property(path, name) for name in names])
+        told = {name: value for name, value in zip(names, values, strict=True) if not isinstance(value, ExecuteError)}
+        file = told.get("mem-path")
+        private_path = isinstance(file, str) and not self._is_directory(file)
+        return qemu_memory.another(boot, _value(kind, str), told, private_path=private_path)
+
+    def _is_directory(self, path: str) -> bool:
+        """Whether *path* is one where QEMU looks, which may have file systems of its own."""
+        pid = None if self._machine is None else self._machine.pid
+        root = "" if pid is None else f"/proc/{pid}/root"
+        try:
+            return Path(f"{root}{path}").is_dir()
+        except (OSError, ValueError):
+            return False
+
     # Events
 
     def _on_event(self, name: object, data: object) -> None:
         if name == "RESET":
+            self._memory_stale = True  # virtio-mem starts from nothing again
             self._tell(GuestReset())
         elif name == "MEMORY_DEVICE_SIZE_CHANGE":
             self._on_memory()
@@ -608,7 +735,7 @@ class QemuHypervisor:
                 if ost.slot_type == "CPU":
                     self._on_cpu_status(ost)
                 else:
-                    self._on_memory()
+                    self._on_dimm_status(ost)
 
     def _on_deleted(self, path: str) -> None:
         """A device has gone; a vCPU goes in two steps, the second of which is not news."""
@@ -635,8 +762,16 @@ class QemuHypervisor:
                 elif path is not None:
                     self._tell(SizeChanged())
             elif ost.status != _IN_PROGRESS and path is not None:
-                words = _EJECTION_STATUS.get(ost.status, "no reason told")
-                self._tell(RemovalRefused(self._present[path].vcpu.id, f"{words} (ACPI status {ost.status})"))
+                self._tell(RemovalRefused(self._present[path].vcpu.id, _refusal(ost)))
+
+    def _on_dimm_status(self, ost: _Ost) -> None:
+        """What the guest says of a DIMM; that it has left, ``DEVICE_DELETED`` has told before."""
+        dimm = self._dimms.get(int(ost.slot) if ost.slot.isdecimal() and len(ost.slot) < 10 else -1)
+        if ost.source == _INSERTED:
+            if dimm is None and not self._adding:
+                self._on_memory()
+        elif ost.source == _EJECTING and dimm and ost.status not in (_SUCCESS, _IN_PROGRESS):
+            self._tell(RemovalRefused(dimm, _refusal(ost)))
 
     def _on_memory(self) -> None:
         self._memory_stale = True
@@ -666,6 +801,10 @@ def _peer(connection: socket.socket) -> int:
     """The process that listens at the other end."""
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def _refusal(ost: _Ost) -> str:
+    return f"{_EJECTION_STATUS.get(ost.status, 'no reason told')} (ACPI status {ost.status})"
 
 
 def _seated(cpu: _Cpu) -> _Seated:

@@ -21,7 +21,7 @@
         .set    MEM_EVENT, MEM + 4
         .set    MEM_STATUS, MEM + 8
         .set    MEM_FLAGS, MEM + 0x14
-        .set    MEM_SLOTS, 8            # scanned at most
+        .set    MEM_SLOTS, 32           # scanned at most
         .set    INSERTED, 2             # in both FLAGS: an insert to be acknowledged,
         .set    REMOVING, 4             #   a removal asked for,
         .set    EJECT, 8                #   and the order to eject
@@ -35,7 +35,9 @@
         .set    PMBASE, 0x600
         .set    GPE0_STATUS, PMBASE + 0x20
         .set    GPE0_ENABLE, PMBASE + 0x28
-        .set    GPE_HOTPLUG, 0x0c       # bit 2: CPUs, bit 3: memory
+        .set    GPE_MEMORY, 8
+        .set    GPE_HOTPLUG, 4 | GPE_MEMORY     # bit 2: CPUs
+        .set    RAISED, 0x500           # in RAM: the GPEs since the memory slots were looked at
 
         .section .text
         .org    0
@@ -49,6 +51,7 @@ start:  cli
         movw    $0xf000, 0x29 * 4 + 2
         movw    $on_serial, 0x24 * 4
         movw    $0xf000, 0x24 * 4 + 2
+        movb    $GPE_MEMORY, RAISED     # what was there before us
 
         # Unreal mode: %es reaches the local APIC, which is enabled and passes the PIC's interrupts (LINT0 = ExtINT).
         lgdtl   %cs:gdt_pointer
@@ -150,6 +153,7 @@ main:   cli
         mov     $COM1, %dx
         in      %dx, %al
         mov     %al, %bl
+        orb     $GPE_MEMORY, RAISED     # what was ignored is seen to in the new mode
         call    put_line
 1:      cmp     $'s', %bl
         je      main
@@ -173,7 +177,11 @@ cpu:    mov     $CPU, %dx
         cmp     %esi, %ecx
         jb      cpu
 
-memory: xor     %ecx, %ecx
+        # There is no telling how many memory slots there are, and each look at one is slow: only when one calls.
+memory: testb   $GPE_MEMORY, RAISED
+        jz      idle
+        movb    $0, RAISED
+        xor     %ecx, %ecx
 dimm:   mov     $MEM, %dx
         mov     %ecx, %eax
         out     %eax, %dx
@@ -279,8 +287,10 @@ put_line:                               # %al and a newline
 
 on_sci: push    %ax
         push    %dx
-        mov     $GPE0_STATUS, %dx       # clear what was raised
-        mov     $GPE_HOTPLUG, %al
+        mov     $GPE0_STATUS, %dx
+        in      %dx, %al
+        or      %al, RAISED
+        mov     $GPE_HOTPLUG, %al       # clear what was raised
         out     %al, %dx
         mov     $0x20, %al              # end of interrupt, both PICs
         out     %al, $0xa0

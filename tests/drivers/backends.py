@@ -17,6 +17,7 @@ from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from hypervisors.qemu import QemuHypervisor
 from kata_resmgr.guest.machine import FirmwareGuest, Mode
 from kata_resmgr.guest.qemus import Qemu
+from tests.fakes.qmp_memory import Memory
 from tests.fakes.qmp_server import QmpServer
 
 MIB: Final = 1 << 20
@@ -123,7 +124,8 @@ class OnTheWire(Backend):
 
 @asynccontextmanager
 async def on_the_wire(directory: Path, _qemu: Qemu) -> AsyncIterator[Backend]:
-    async with QmpServer(directory / "m", boot_vcpus=BOOT_VCPUS, max_vcpus=MAX_VCPUS, memory=MEMORY) as server:
+    memory = Memory(MEMORY)
+    async with QmpServer(directory / "m", boot_vcpus=BOOT_VCPUS, max_vcpus=MAX_VCPUS, memory=memory) as server:
         yield OnTheWire(server)
 
 

@@ -26,6 +26,7 @@ from hypervisors.base import (
 )
 from hypervisors.qemu import QemuHypervisor
 from tests.drivers.backends import Hints
+from tests.fakes.qmp_memory import Memory
 from tests.fakes.qmp_server import GREETING, ID, UUID, QmpServer, refusal
 
 SHORT = 0.1
@@ -37,7 +38,7 @@ NOT_FOUND = refusal("The command has not been found", "CommandNotFound")
 
 @pytest.fixture
 async def server(short_tmp: Path) -> AsyncIterator[QmpServer]:
-    async with QmpServer(short_tmp / "m") as server:
+    async with QmpServer(short_tmp / "m", memory=Memory(32 << 20, maximum=1 << 30, slots=2)) as server:
         yield server
 
 
@@ -100,6 +101,9 @@ async def test_the_machine_is_learnt(server: QmpServer) -> None:
         "query-kvm",
         "query-hotpluggable-cpus",
         "query-memory-size-summary",
+        "qom-get",
+        "query-memory-devices",
+        "query-memdev",
         "query-cpus-fast",
     ]
 
@@ -241,7 +245,7 @@ async def test_a_plug_asks_nothing_before_and_reads_back_in_the_same_breath(
 async def test_a_read_asks_for_the_memory_only_after_something_touched_it(
     server: QmpServer, driver: QemuHypervisor, hints: Hints
 ) -> None:
-    server.memory = 64 << 20
+    server.memory.plug_dimm("foreign", 32 << 20)
     assert (await driver.read()).memory == 32 << 20
     assert server.sent() == ["query-cpus-fast"]
 
@@ -250,7 +254,7 @@ async def test_a_read_asks_for_the_memory_only_after_something_touched_it(
 
     assert (await driver.read()).memory == 64 << 20
     await driver.read()
-    assert server.sent() == ["query-memory-size-summary", "query-cpus-fast", "query-cpus-fast"]
+    assert server.sent() == ["query-memory-devices", "query-memdev", "query-cpus-fast", "query-cpus-fast"]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ async def test_a_read_asks_for_the_memory_only_after_something_touched_it(
 async def test_what_may_be_memory_is_hinted_at(
     server: QmpServer, driver: QemuHypervisor, hints: Hints, event: str, data: dict[str, object]
 ) -> None:
-    server.memory = 64 << 20
+    server.memory.plug_dimm("foreign", 32 << 20)
 
     server.event(event, data)
 
@@ -274,11 +278,11 @@ async def test_what_may_be_memory_is_hinted_at(
 async def test_a_failed_question_for_the_memory_is_asked_again(
     server: QmpServer, driver: QemuHypervisor, hints: Hints
 ) -> None:
-    server.memory = 64 << 20
+    server.memory.plug_dimm("foreign", 32 << 20)
     server.event("MEMORY_DEVICE_SIZE_CHANGE")
     await hints.next(SizeChanged)
-    server.spoil("query-memory-size-summary", NOT_FOUND)
-    with pytest.raises(Refused, match="query-memory-size-summary: The command has not been found"):
+    server.spoil("query-memory-devices", NOT_FOUND)
+    with pytest.raises(Refused, match="query-memory-devices: The command has not been found"):
         await driver.read()
 
     assert (await driver.read()).memory == 64 << 20

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 from hypervisors.fake import Guest
+from tests.fakes.qmp_memory import PERIPHERAL, Memory, QmpError
 
 Json = dict[str, Any]
 
@@ -31,14 +33,6 @@ _REFUSED: Final = 129
 _IN_PROGRESS: Final = 132
 
 
-class QmpError(Exception):
-    """A command that QEMU refuses, with the class and the words it uses."""
-
-    def __init__(self, desc: str, kind: str = "GenericError") -> None:
-        super().__init__(desc)
-        self.answer = {"class": kind, "desc": desc}
-
-
 def refusal(desc: str, kind: str = "GenericError") -> bytes:
     """An error, for :meth:`QmpServer.spoil`."""
     return json.dumps({"error": QmpError(desc, kind).answer}).encode()[:-1] + b', "id": ' + ID + b"}\r\n"
@@ -53,12 +47,12 @@ class QmpServer:
         *,
         boot_vcpus: int = 1,
         max_vcpus: int = 4,
-        memory: int = 32 << 20,
+        memory: Memory | None = None,
         kvm: bool = True,
     ) -> None:
         self.path = path
         self.max_vcpus = max_vcpus
-        self.memory = memory
+        self.memory = memory or Memory(32 << 20)
         self.kvm = kvm
         self.uuid = UUID
         self.greeting = GREETING
@@ -97,6 +91,12 @@ class QmpServer:
             asked, self._asked_to_leave = self._asked_to_leave, {}
             for path in asked:
                 self._eject(path)
+            self.guest_moves_memory()
+
+    def guest_moves_memory(self) -> None:
+        """The guest comes nearer to what is asked of virtio-mem, and QEMU tells of it."""
+        if self.memory.move():
+            self.event("MEMORY_DEVICE_SIZE_CHANGE", {"id": "vm0", "qom-path": f"{PERIPHERAL}vm0", "size": 0})
 
     def plug_foreign(self, name: str, *, slot: int | None = None, told: bool = True) -> None:
         """A client of another monitor plugs a vCPU into *slot*, or the highest free one; the guest acknowledges it."""
@@ -208,7 +208,22 @@ class QmpServer:
             case "query-kvm":
                 return {"enabled": self.kvm, "present": True}
             case "query-memory-size-summary":
-                return {"base-memory": self.memory, "plugged-memory": 0}
+                return self.memory.summary()
+            case "query-memory-devices":
+                return self.memory.devices
+            case "query-memdev":
+                return self.memory.memdev()
+            case "qom-get":
+                return self.memory.get(arguments["path"], arguments["property"])
+            case "qom-set":
+                answer = self.memory.set(arguments["path"], arguments["property"], arguments["value"])
+                if self._guest is Guest.COOPERATE:
+                    asyncio.get_running_loop().call_soon(self.guest_moves_memory)
+                return answer
+            case "object-add":
+                return self.memory.object_add(arguments)
+            case "object-del":
+                return self.memory.object_del(arguments["id"])
             case "query-hotpluggable-cpus":
                 return [self._possible(slot) for slot in reversed(range(self.max_vcpus))]
             case "query-cpus-fast":
@@ -226,7 +241,11 @@ class QmpServer:
         seat = {"qom-path": self._seats[slot]} if slot in self._seats else {}
         return {"props": _props(slot), "vcpus-count": 1, "type": CPU_TYPE, **seat}
 
-    def _device_add(self, driver: str, id: str, **props: int) -> Json:  # noqa: A002
+    def _device_add(self, driver: str, id: str, **props: Any) -> Json:  # noqa: A002, ANN401
+        if driver == "pc-dimm":
+            slot = self.memory.dimm_add(id, props["memdev"])
+            asyncio.get_running_loop().call_soon(partial(self._ost, slot, id, kind="DIMM", source=1, status=0))
+            return {}
         if driver != CPU_TYPE:
             raise QmpError(f"Invalid CPU type, expected cpu type: '{CPU_TYPE}'")
         path = f"/machine/peripheral/{id}"
@@ -244,6 +263,9 @@ class QmpServer:
 
     def _device_del(self, device: str) -> Json:
         path = device if device.startswith("/") else f"/machine/peripheral/{device}"
+        if device in self.memory.dimms:
+            asyncio.get_running_loop().call_soon(self._ask_to_leave, path)
+            return {}
         if path not in self._seats.values():
             raise QmpError(f"Device '{device}' not found", "DeviceNotFound")
         if path == self._seats[0]:
@@ -254,7 +276,7 @@ class QmpServer:
     # The guest
 
     def _acknowledge(self, slot: int) -> None:
-        self._ost(slot, source=1, status=0)
+        self._ost(slot, self._name_in(slot), source=1, status=0)
 
     def _ask_to_leave(self, path: str) -> None:
         match self._guest:
@@ -263,24 +285,39 @@ class QmpServer:
             case Guest.IGNORE:
                 self._asked_to_leave[path] = None
             case Guest.REFUSE:
-                self._ost(self._slot_of(path), source=3, status=_REFUSED)
+                name = path.rpartition("/")[2]
+                if name in self.memory.dimms:
+                    self._ost(self.memory.slot_of(name), name, kind="DIMM", source=3, status=_REFUSED)
+                else:
+                    self._ost(self._slot_of(path), name, source=3, status=_REFUSED)
 
     def _eject(self, path: str) -> None:
+        name = path.rpartition("/")[2]
+        if name in self.memory.dimms:
+            slot = self.memory.slot_of(name)
+            self._ost(slot, name, kind="DIMM", source=3, status=_IN_PROGRESS)
+            self.memory.remove(name)
+            self.event("DEVICE_DELETED", {"device": name, "path": path})
+            self._ost(slot, "", kind="DIMM", source=3, status=0)
+            return
         slot = self._slot_of(path)
-        self._ost(slot, source=3, status=_IN_PROGRESS)
+        self._ost(slot, self._name_in(slot), source=3, status=_IN_PROGRESS)
         del self._seats[slot]
         self.event("DEVICE_DELETED", {"path": f"{path}/lapic"})
         if self.kvm:  # under TCG, QEMU never gets to tell of the device itself
-            self.event("DEVICE_DELETED", {"device": path.rpartition("/")[2], "path": path})
-        self._ost(slot, source=3, status=0)
+            self.event("DEVICE_DELETED", {"device": name, "path": path})
+        self._ost(slot, "", source=3, status=0)
 
     def _slot_of(self, path: str) -> int:
         return next(slot for slot, seated in self._seats.items() if seated == path)
 
-    def _ost(self, slot: int, *, source: int, status: int) -> None:
-        path = self._seats.get(slot, "")
-        device = {"device": path.rpartition("/")[2]} if path.startswith("/machine/peripheral/") else {}
-        info = {"slot": str(slot), "slot-type": "CPU", "source": source, "status": status, **device}
+    def _name_in(self, slot: int) -> str:
+        path = self._seats[slot]
+        return path.removeprefix(PERIPHERAL) if path.startswith(PERIPHERAL) else ""
+
+    def _ost(self, slot: int, name: str, *, kind: str = "CPU", source: int, status: int) -> None:
+        device = {"device": name} if name else {}
+        info = {"slot": str(slot), "slot-type": kind, "source": source, "status": status, **device}
         self.event("ACPI_DEVICE_OST", {"info": info})
 
 
