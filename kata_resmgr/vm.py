@@ -423,10 +423,11 @@ class Vm:
             came = len(plugged.vcpus) - before
             refusal = None if came >= count else f"{count} vCPUs were accepted, and {came} are there"
         self._log.debug("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
+        if refusal is None:
+            self._conditions.only(Kind.FOREIGN_CHANGE, None)  # of before; what this read-back shows is news
         self._observe(plugged)
         if refusal is None:
             self._refusals = 0
-            self._conditions.only(Kind.FOREIGN_CHANGE, None)
         else:
             self._refused(refusal)
 

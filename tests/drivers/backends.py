@@ -65,8 +65,12 @@ class Backend(ABC):
         """From now on the guest meets removals in that way."""
 
     @abstractmethod
-    async def plug_foreign(self) -> None:
-        """Somebody else plugs a vCPU."""
+    async def plug_foreign(self, *, named: bool = True) -> None:
+        """Somebody else plugs a vCPU, and gives it an id or not."""
+
+    @abstractmethod
+    async def unplug_foreign(self, vcpu: str) -> None:
+        """Somebody else asks for a vCPU, by the name by which drivers know it."""
 
     @abstractmethod
     async def reset(self) -> None:
@@ -87,8 +91,11 @@ class InMemory(Backend):
     async def guest(self, guest: Guest) -> None:
         self.vm.guest = guest
 
-    async def plug_foreign(self) -> None:
+    async def plug_foreign(self, *, named: bool = True) -> None:
         self.vm.plug_foreign()
+
+    async def unplug_foreign(self, vcpu: str) -> None:
+        self.vm.unplug_foreign(vcpu)
 
     async def reset(self) -> None:
         self.vm.reset()
@@ -112,8 +119,11 @@ class OnTheWire(Backend):
     async def guest(self, guest: Guest) -> None:
         self.server.guest = guest
 
-    async def plug_foreign(self) -> None:
-        self.server.plug_foreign("foreign")
+    async def plug_foreign(self, *, named: bool = True) -> None:
+        self.server.plug_foreign("foreign" if named else None)
+
+    async def unplug_foreign(self, vcpu: str) -> None:
+        self.server.unplug_foreign(vcpu)
 
     async def reset(self) -> None:
         self.server.reset()
@@ -144,12 +154,17 @@ class RealQemu(Backend):
     async def guest(self, guest: Guest) -> None:
         await asyncio.to_thread(self._machine.mode, self._MODES[guest])
 
-    async def plug_foreign(self) -> None:
+    async def plug_foreign(self, *, named: bool = True) -> None:
         async with self._other_client() as client:
             slots = await client.execute("query-hotpluggable-cpus")
             assert isinstance(slots, list)
             free = next(slot for slot in slots if "qom-path" not in slot)
-            await client.execute("device_add", {"driver": free["type"], "id": "foreign", **free["props"]})
+            name = {"id": "foreign"} if named else {}
+            await client.execute("device_add", {"driver": free["type"], **name, **free["props"]})
+
+    async def unplug_foreign(self, vcpu: str) -> None:
+        async with self._other_client() as client:
+            await client.execute("device_del", {"id": vcpu})
 
     async def reset(self) -> None:
         async with self._other_client() as client:

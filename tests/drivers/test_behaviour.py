@@ -289,10 +289,13 @@ async def test_removing_none_is_a_mistake(driver: Hypervisor) -> None:
 # What happens by itself
 
 
-async def test_a_foreign_plug_is_hinted_at_and_is_not_ours(driver: Hypervisor, backend: Backend, hints: Hints) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["with an id", "without an id"])
+async def test_a_foreign_plug_is_hinted_at_and_is_not_ours(
+    driver: Hypervisor, backend: Backend, hints: Hints, named: bool
+) -> None:
     await driver.add_vcpus(1)
 
-    await backend.plug_foreign()
+    await backend.plug_foreign(named=named)
 
     await hints.next(SizeChanged)
     plugged = await driver.read()
@@ -308,6 +311,24 @@ async def test_a_foreign_vcpu_takes_a_slot(driver: Hypervisor, backend: Backend,
         await driver.add_vcpus(3)
 
     assert ours(await driver.add_vcpus(2)) == ["resmgr-vcpu-1", "resmgr-vcpu-2"]
+
+
+async def test_whatever_somebody_else_takes_out_is_hinted_at(
+    driver: Hypervisor, backend: Backend, hints: Hints
+) -> None:
+    await backend.plug_foreign(named=False)
+    await hints.next(SizeChanged)
+    foreign = (await driver.read()).vcpus[-1]
+    await driver.add_vcpus(1)
+
+    await backend.unplug_foreign("resmgr-vcpu-1")
+    await hints.next(SizeChanged)
+    assert (others(await driver.read()), ours(await driver.read())) == (BOOT_VCPUS + 1, [])
+    await backend.unplug_foreign(foreign.id)
+    await hints.next(SizeChanged)
+
+    assert others(await driver.read()) == BOOT_VCPUS
+    assert ours(await driver.add_vcpus(3)) == ["resmgr-vcpu-2", "resmgr-vcpu-3", "resmgr-vcpu-4"]
 
 
 async def test_a_reset_is_told(driver: Hypervisor, backend: Backend, hints: Hints) -> None:

@@ -96,7 +96,7 @@ async def test_the_method_is_asked_of_qemu(short_tmp: Path, memory: Memory, expe
 
 async def test_a_qemu_that_does_not_tell_its_slots_has_fixed_memory(short_tmp: Path) -> None:
     async with QmpServer(short_tmp / "m", memory=Memory(BASE, maximum=1024 * MIB, slots=3)) as server:
-        server.spoil("qom-get", refusal("Property 'pc-q35-6.2-machine.memory' not found"))
+        server.spoil("qom-get memory", refusal("Property 'pc-q35-6.2-machine.memory' not found"))
         driver = QemuHypervisor(server.path)
         assert (await driver.connect(Hints())).memory.method is MemoryMethod.NONE
         with pytest.raises(Unsupported, match="without slots"):

@@ -99,6 +99,7 @@ async def test_the_machine_is_learnt(server: QmpServer) -> None:
         "qmp_capabilities",
         "query-uuid",
         "query-kvm",
+        "qom-get",
         "query-hotpluggable-cpus",
         "query-memory-size-summary",
         "qom-get",
@@ -138,6 +139,27 @@ async def test_a_machine_without_hotplug(short_tmp: Path) -> None:
         with pytest.raises(Unsupported):
             await driver.add_vcpus(1)
         await driver.close()
+
+
+async def test_a_confidential_guest_has_no_hotplug_although_it_has_slots(server: QmpServer) -> None:
+    server.protected_by = "/objects/sev0"
+    driver = QemuHypervisor(server.path)
+
+    machine = await driver.connect(Hints())
+
+    assert (machine.max_vcpus, machine.vcpu_hotplug) == (1, False)
+    await driver.close()
+
+
+async def test_a_qemu_that_knows_no_confidential_guests(server: QmpServer) -> None:
+    server.spoil(
+        "qom-get confidential-guest-support",
+        refusal("Property 'pc-q35-5.0-machine.confidential-guest-support' not found"),
+    )
+    driver = QemuHypervisor(server.path)
+
+    assert (await driver.connect(Hints())).vcpu_hotplug
+    await driver.close()
 
 
 @pytest.mark.parametrize("name", ["absent", "x" * 200, "nul\0"], ids=["absent", "too long", "nul"])
@@ -288,7 +310,38 @@ async def test_a_failed_question_for_the_memory_is_asked_again(
     assert (await driver.read()).memory == 64 << 20
 
 
+async def test_slots_are_filled_in_qemus_order_with_what_it_says_they_are(short_tmp: Path) -> None:
+    topology = {"socket-id": 2, "die-id": 1, "core-id": 2, "thread-id": 2, "node-id": 1}
+    async with QmpServer(short_tmp / "m", boot_vcpus=3, max_vcpus=8, topology=topology) as server:
+        driver = QemuHypervisor(server.path)
+        await driver.connect(Hints())
+
+        await driver.add_vcpus(3)
+        await driver.close()
+
+    added = [command["arguments"] for command in server.commands if command["execute"] == "device_add"]
+    places = [(place["socket-id"], place["core-id"], place["thread-id"]) for place in added]
+    assert places == [(0, 1, 1), (1, 0, 0), (1, 0, 1)]
+    assert {(place["die-id"], place["node-id"], place["driver"]) for place in added} == {(0, 0, "host-x86_64-cpu")}
+
+
 # Refusals, and a cache that has grown old
+
+
+async def test_a_migration_under_way_refuses_both_and_its_end_allows_them(
+    server: QmpServer, driver: QemuHypervisor
+) -> None:
+    await driver.add_vcpus(1)
+    server.migrating = True
+
+    with pytest.raises(Refused, match="device_add not allowed while migrating"):
+        await driver.add_vcpus(2)
+    with pytest.raises(Refused, match="device_del not allowed while migrating"):
+        await driver.start_removing_vcpus(["resmgr-vcpu-1"])
+    assert len((await driver.read()).vcpus) == 2
+
+    server.migrating = False
+    assert len((await driver.add_vcpus(2)).vcpus) == 4
 
 
 async def test_a_refused_plug_quotes_qemu_and_keeps_what_was_plugged(server: QmpServer, driver: QemuHypervisor) -> None:
@@ -452,6 +505,12 @@ async def test_silence_is_a_timeout_and_the_next_call_is_right(server: QmpServer
         await impatient.read()
 
     assert len((await impatient.add_vcpus(1)).vcpus) == 2
+
+
+async def test_many_vcpus_may_take_longer(server: QmpServer, impatient: QemuHypervisor) -> None:
+    server.spoil("query-cpus-fast", b"")
+    with pytest.raises(TimedOut, match=r"add_vcpus: no answer in 0\.2 s"):
+        await impatient.add_vcpus(3)
 
 
 async def test_an_answer_that_comes_too_late_is_dropped(server: QmpServer, impatient: QemuHypervisor) -> None:

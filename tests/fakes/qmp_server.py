@@ -8,7 +8,9 @@ sound QEMU never does there is :meth:`QmpServer.spoil`, which replaces the answe
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ GREETING: Final = (
 ID: Final = b"@ID@"
 """In a spoilt answer: the id of the command."""
 
+_ANONYMOUS: Final = "/machine/peripheral-anon/"
 _LINE_LIMIT: Final = 1 << 20
 _PATIENCE: Final = 5.0
 _REFUSED: Final = 129
@@ -49,12 +52,21 @@ class QmpServer:
         max_vcpus: int = 4,
         memory: Memory | None = None,
         kvm: bool = True,
+        topology: Mapping[str, int] | None = None,
     ) -> None:
+        """*topology*: how many of each there are in the one before, by the name of its id; as many as *max_vcpus*."""
         self.path = path
         self.max_vcpus = max_vcpus
+        levels = topology or {"socket-id": 1, "core-id": max_vcpus, "thread-id": 1}
+        places = itertools.product(*(range(count) for count in levels.values()))
+        self._props = [dict(zip(levels, place, strict=True)) for place in places]
+        assert len(self._props) == max_vcpus
         self.memory = memory or Memory(32 << 20)
         self.kvm = kvm
         self.uuid = UUID
+        self.protected_by = ""
+        """The QOM path of what makes the guest a confidential one."""
+        self.migrating = False
         self.greeting = GREETING
         self._greeted = asyncio.Event()
         self.commands: list[Json] = []
@@ -98,17 +110,25 @@ class QmpServer:
         if self.memory.move():
             self.event("MEMORY_DEVICE_SIZE_CHANGE", {"id": "vm0", "qom-path": f"{PERIPHERAL}vm0", "size": 0})
 
-    def plug_foreign(self, name: str, *, slot: int | None = None, told: bool = True) -> None:
-        """A client of another monitor plugs a vCPU into *slot*, or the highest free one; the guest acknowledges it."""
+    def plug_foreign(self, name: str | None, *, slot: int | None = None, told: bool = True) -> None:
+        """A client of another monitor plugs a vCPU into *slot*, or the highest free one; the guest acknowledges it.
+
+        *name* is its id, None: it gave none.
+        """
         if slot is None:
             slot = max(set(range(self.max_vcpus)) - set(self._seats))
-        self._seats[slot] = f"/machine/peripheral/{name}"
+        anonymous = sum(path.startswith(_ANONYMOUS) for path in self._seats.values())
+        self._seats[slot] = f"{_ANONYMOUS}device[{anonymous}]" if name is None else f"{PERIPHERAL}{name}"
         if told:
             self._acknowledge(slot)
 
+    def unplug_foreign(self, device: str) -> None:
+        """A client of another monitor asks for a vCPU, by its id or QOM path."""
+        self._device_del(device)
+
     def free_unseen(self, name: str) -> None:
         """A vCPU has gone, and no event told."""
-        del self._seats[self._slot_of(f"/machine/peripheral/{name}")]
+        del self._seats[self._slot_of(f"{PERIPHERAL}{name}")]
 
     def reset(self) -> None:
         self.event("RESET", {"guest": False, "reason": "host-qmp-system-reset"})
@@ -127,7 +147,10 @@ class QmpServer:
         return names
 
     def spoil(self, command: str, answer: bytes, *, hang_up: bool = False) -> None:
-        """Answer the next *command*, not carried out, with these bytes; none are silence. Then *hang_up*."""
+        """Answer the next *command*, not carried out, with these bytes; none are silence. Then *hang_up*.
+
+        *command* is its name, and for ``qom-get`` also the property's: "qom-get memory".
+        """
         self._spoilt[command] = (answer, hang_up)
 
     def event(self, name: str, data: Json | None = None) -> None:
@@ -185,8 +208,9 @@ class QmpServer:
         self.commands.append(message)
         self._news.set()
         name = message["execute"]
-        if name in self._spoilt:
-            answer, hang_up = self._spoilt.pop(name)
+        spoilt = f"{name} {message['arguments']['property']}" if name == "qom-get" else name
+        if spoilt in self._spoilt:
+            answer, hang_up = self._spoilt.pop(spoilt)
             self.send(answer.replace(ID, json.dumps(message.get("id")).encode()))
             return hang_up
         try:
@@ -213,6 +237,8 @@ class QmpServer:
                 return self.memory.devices
             case "query-memdev":
                 return self.memory.memdev()
+            case "qom-get" if arguments["property"] == "confidential-guest-support":
+                return self.protected_by
             case "qom-get":
                 return self.memory.get(arguments["path"], arguments["property"])
             case "qom-set":
@@ -228,7 +254,7 @@ class QmpServer:
                 return [self._possible(slot) for slot in reversed(range(self.max_vcpus))]
             case "query-cpus-fast":
                 return [
-                    {"cpu-index": slot, "qom-path": path, "thread-id": 1000 + slot, "props": _props(slot)}
+                    {"cpu-index": slot, "qom-path": path, "thread-id": 1000 + slot, "props": self._props[slot]}
                     for slot, path in self._seats.items()
                 ]
             case "device_add":
@@ -239,19 +265,23 @@ class QmpServer:
 
     def _possible(self, slot: int) -> Json:
         seat = {"qom-path": self._seats[slot]} if slot in self._seats else {}
-        return {"props": _props(slot), "vcpus-count": 1, "type": CPU_TYPE, **seat}
+        return {"props": self._props[slot], "vcpus-count": 1, "type": CPU_TYPE, **seat}
 
     def _device_add(self, driver: str, id: str, **props: Any) -> Json:  # noqa: A002, ANN401
+        if self.migrating:
+            raise QmpError("device_add not allowed while migrating")
         if driver == "pc-dimm":
             slot = self.memory.dimm_add(id, props["memdev"])
             asyncio.get_running_loop().call_soon(partial(self._ost, slot, id, kind="DIMM", source=1, status=0))
             return {}
         if driver != CPU_TYPE:
             raise QmpError(f"Invalid CPU type, expected cpu type: '{CPU_TYPE}'")
-        path = f"/machine/peripheral/{id}"
+        path = f"{PERIPHERAL}{id}"
         if path in self._seats.values():
             raise QmpError(f"Duplicate device ID '{id}'")
-        slot = props.pop("core-id")
+        if props not in self._props:
+            raise QmpError(f"Invalid CPU {props}")
+        slot = self._props.index(props)
         if slot in self._seats:
             raise QmpError(f"CPU[{slot}] with APIC ID {slot} exists")
         self._seats[slot] = path
@@ -262,7 +292,9 @@ class QmpServer:
         return {}
 
     def _device_del(self, device: str) -> Json:
-        path = device if device.startswith("/") else f"/machine/peripheral/{device}"
+        if self.migrating:
+            raise QmpError("device_del not allowed while migrating")
+        path = device if device.startswith("/") else f"{PERIPHERAL}{device}"
         if device in self.memory.dimms:
             asyncio.get_running_loop().call_soon(self._ask_to_leave, path)
             return {}
@@ -305,7 +337,8 @@ class QmpServer:
         del self._seats[slot]
         self.event("DEVICE_DELETED", {"path": f"{path}/lapic"})
         if self.kvm:  # under TCG, QEMU never gets to tell of the device itself
-            self.event("DEVICE_DELETED", {"device": name, "path": path})
+            device = {"device": name} if path.startswith(PERIPHERAL) else {}
+            self.event("DEVICE_DELETED", device | {"path": path})
         self._ost(slot, "", source=3, status=0)
 
     def _slot_of(self, path: str) -> int:
@@ -319,10 +352,6 @@ class QmpServer:
         device = {"device": name} if name else {}
         info = {"slot": str(slot), "slot-type": kind, "source": source, "status": status, **device}
         self.event("ACPI_DEVICE_OST", {"info": info})
-
-
-def _props(slot: int) -> dict[str, int]:
-    return {"core-id": slot, "thread-id": 0, "socket-id": 0}
 
 
 def _messages(text: str) -> tuple[list[Json], str]:

@@ -192,6 +192,20 @@ async def test_what_somebody_else_takes_is_not_fought_over_until_the_next_operat
 
 
 @virtual
+async def test_a_foreign_change_that_our_own_plug_reads_back_is_told() -> None:
+    async with rig() as r:
+        r.vm.stall()
+        growing = asyncio.create_task(r.put("c1", cpus("2")))
+        await r.vm.stalled()
+        r.vm.plug_foreign()
+        r.vm.resume()
+        assert (await growing).sandbox.vcpus.plugged == 4
+        assert r.condition("ForeignChange") is not None
+        await r.put("c1", cpus("4"))
+        assert r.condition("ForeignChange") is None
+
+
+@virtual
 async def test_detach_lets_go_and_a_new_attach_reads_back() -> None:
     async with rig() as r:
         await r.put("c1", cpus("2"))
