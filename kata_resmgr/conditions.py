@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from kata_resmgr import view
+from kata_resmgr.events import Teller
 from kata_resmgr.problem import one_line
 
 
@@ -36,11 +37,18 @@ def timestamp() -> str:
 class Conditions:
     """The conditions of one sandbox: at most one of each kind and reason."""
 
-    __slots__ = ("_held", "_now")
+    __slots__ = ("_held", "_now", "_tell")
 
     def __init__(self, now: Callable[[], str] = timestamp) -> None:
         self._held: dict[tuple[Kind, str], view.Condition] = {}
         self._now = now
+        self._tell: Teller | None = None
+
+    def tell_to(self, tell: Teller) -> None:
+        """From now on *tell* hears of what is raised and cleared; what is in force it hears at once."""
+        self._tell = tell
+        for condition in self._held.values():
+            tell("condition.raised", type=condition.type, reason=condition.reason, message=condition.message)
 
     def hold(self, kind: Kind, reason: str, message: str) -> None:
         """The condition is in force; *since* stays what it was while kind and reason stay."""
@@ -49,17 +57,20 @@ class Conditions:
         if present is None or present.message != line:
             since = self._now() if present is None else present.since
             self._held[kind, reason] = view.Condition(type=kind, reason=reason, message=line, since=since)
+            if present is None and self._tell is not None:
+                self._tell("condition.raised", type=kind, reason=reason, message=line)
 
     def only(self, kind: Kind, reason: str | None, message: str = "") -> None:
         """Of that kind, this reason alone is in force (None: none is)."""
         for key in [key for key in self._held if key[0] is kind and key[1] != reason]:
-            del self._held[key]
+            self.clear(*key)
         if reason is not None:
             self.hold(kind, reason, message)
 
     def clear(self, kind: Kind, reason: str) -> None:
         """That one is over."""
-        self._held.pop((kind, reason), None)
+        if self._held.pop((kind, reason), None) is not None and self._tell is not None:
+            self._tell("condition.cleared", type=kind, reason=reason)
 
     def listed(self) -> list[view.Condition]:
         """All that are in force, oldest first."""

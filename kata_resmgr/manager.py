@@ -14,6 +14,7 @@ import msgspec
 from hypervisors.base import Hypervisor
 from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import SandboxConfig, Settings
+from kata_resmgr.events import Events, Teller
 from kata_resmgr.ledger import registered
 from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import Code, Problem
@@ -43,6 +44,7 @@ class ResourceManager:
     ) -> None:
         self.settings = settings
         """What new sandboxes live by; a reload puts another in its place."""
+        self.events = Events(store)
         self._store = store
         self._open_driver = open_driver
         self._sandboxes: dict[str, Sandbox] = {}
@@ -55,7 +57,8 @@ class ResourceManager:
         if present is None:
             if len(self._sandboxes) >= SANDBOXES_MAX:
                 raise Problem(Code.TOO_MANY, f"there are {SANDBOXES_MAX} sandboxes, the most: delete some first")
-            sandbox = Sandbox(sandbox_id, self._plan(sandbox_id, spec, None), self._store)
+            tell = Teller(self.events, sandbox_id)
+            sandbox = Sandbox(sandbox_id, self._plan(sandbox_id, spec, None), self._store, tell)
             self._sandboxes[sandbox_id] = sandbox
             return Outcome(sandbox.state(), created=True)
         if spec != self._spec_of(present, spec):

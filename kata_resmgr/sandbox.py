@@ -19,8 +19,9 @@ from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.declared import Declaration
 from kata_resmgr.demand import Record
+from kata_resmgr.events import Teller
 from kata_resmgr.lanes import Lanes
-from kata_resmgr.ledger import Edit, Ledger
+from kata_resmgr.ledger import Edit, Ledger, Made
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sizing import BootSize, exact_text
@@ -74,8 +75,9 @@ THE_SANDBOX = ""
 class Sandbox:
     """One sandbox. All methods belong to the event loop's thread and raise :class:`Problem`."""
 
-    def __init__(self, sandbox_id: str, plan: Plan, store: Store) -> None:
+    def __init__(self, sandbox_id: str, plan: Plan, store: Store, tell: Teller) -> None:
         self.id = sandbox_id
+        self._tell = tell
         self._store = store
         self._lanes = Lanes()
         self._life_cycle = asyncio.Lock()
@@ -119,10 +121,12 @@ class Sandbox:
         self._conditions = Conditions()
         for note in plan.notes:
             self._conditions.hold(Kind(note.type), note.reason, note.message)
-        self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals)
+        self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals, self._tell)
         self._aim()
         self._generation += 1
         self._keep()
+        self._tell("sandbox.created", vcpus=plan.boot.vcpus, memoryBytes=plan.boot.memory)
+        self._conditions.tell_to(self._tell)
 
     async def attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> view.Sandbox:
         """Drive this VM: connect, read back; converging goes on. The same VM again only reads back."""
@@ -169,6 +173,7 @@ class Sandbox:
             self._forgotten = True
             await self._let_go()
             self._store.forget_sandbox(self.id)
+            self._tell("sandbox.deleted")
 
     async def close(self) -> None:
         """The daemon ends: let go of the VM, forget nothing."""
@@ -348,6 +353,7 @@ class Sandbox:
         if not grows:
             self._aim()
             self._keep_edit(edit)
+            self._tell_edit(made)
             return await self._linger(patience, end) if patience.wait is not None else True
         self._vm.try_again()
         self._aim()
@@ -359,6 +365,7 @@ class Sandbox:
             undo()
             raise
         self._keep_edit(edit)
+        self._tell_edit(made)
         return settled
 
     async def _linger(self, patience: Patience, end: float) -> bool:
@@ -388,6 +395,12 @@ class Sandbox:
         else:
             conditions.clear(Kind.HOTPLUG_UNSUPPORTED, "memory")
         self._vm.aim(target.vcpus)
+
+    def _tell_edit(self, made: Made) -> None:
+        """It stands: tell of each container that it concerns."""
+        for name, record in made.edit.records.items():
+            kind = "deleted" if record is None else "created" if made.undone[name] is None else "updated"
+            self._tell(f"container.{kind}", container=name)
 
     # The VM's side
 

@@ -94,6 +94,7 @@ def _reload(path: Path | None, manager: ResourceManager) -> None:
         manager.settings = replace(config.load(path), daemon=manager.settings.daemon)  # the process keeps its own
         log.info("configuration read again")
         status = "configuration read again"
+        manager.events.tell(None, "config.reloaded", {})
     except ConfigError as error:
         log.error("configuration left as it was", reason=str(error))
         status = f"configuration left as it was: {error}"

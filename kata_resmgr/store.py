@@ -64,6 +64,12 @@ class Store(Protocol):
     def save_removals(self, sandbox_id: str, removals: Mapping[str, Removal]) -> None:
         """Keep these removals, in place of all that were kept for the sandbox."""
 
+    def last_event(self) -> int:
+        """The highest number that an event may have had; 0 at first."""
+
+    def reserve_events(self, last: int) -> None:
+        """Events may have numbers up to *last*."""
+
 
 class MemoryStore:
     """Kept as long as the process lives."""
@@ -72,6 +78,7 @@ class MemoryStore:
         self.sandboxes: dict[str, SandboxRecord] = {}
         self.containers: dict[str, dict[str, bytes]] = {}
         self.removals: dict[str, dict[str, Removal]] = {}
+        self.events = 0
 
     def save_sandbox(self, record: SandboxRecord, containers: Mapping[str, bytes | None]) -> None:
         self.sandboxes[record.id] = record
@@ -91,3 +98,9 @@ class MemoryStore:
 
     def save_removals(self, sandbox_id: str, removals: Mapping[str, Removal]) -> None:
         self.removals[sandbox_id] = dict(removals)
+
+    def last_event(self) -> int:
+        return self.events
+
+    def reserve_events(self, last: int) -> None:
+        self.events = last

@@ -32,6 +32,7 @@ from hypervisors.base import (
 )
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig, TcgUnplug
+from kata_resmgr.events import Teller
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
 from kata_resmgr.step import (
@@ -100,7 +101,10 @@ class Vm:
         conditions: Conditions,
         on_machine: Callable[[], None],
         keep: Callable[[Mapping[str, Removal]], None],
+        tell: Teller,
     ) -> None:
+        self._tell = tell
+        self._phase_told = Phase.SIZED
         self._config = config
         self._conditions = conditions
         self._on_machine = on_machine
@@ -216,6 +220,8 @@ class Vm:
     def aim(self, desired: int) -> None:
         """From now on *desired* vCPUs are wanted; where that is less, the old size is kept for ``shrink_delay``."""
         if desired != self._desired:
+            if self._desired:  # else it is the first
+                self._tell("vcpus.desired", vcpus=desired, before=self._desired)
             self._grace.note(self._desired, desired, self._now() + self._config.shrink_delay)
             self._desired = desired
             self._wake()
@@ -273,6 +279,7 @@ class Vm:
             lambda: Problem(Code.HYPERVISOR_UNREACHABLE, "the VM was detached meanwhile", retryable=False)
         )
         self._phase = Phase.SIZED
+        self._tell_phase()
         self._machine = self._process = None
         self._plugged = NOTHING
         self._removed_any = False
@@ -289,6 +296,7 @@ class Vm:
         Raises :class:`Problem` ``hypervisor_timeout``, and is not held, where a call under way has not ended by then.
         """
         self._held = True
+        self._tell_phase()
         self._conditions.only(Kind.HELD, "hold", "no calls to the hypervisor until the hold ends")
         self._fail_growers(lambda: Problem(Code.HELD, "the sandbox was put on hold meanwhile", retry_after=1))
         if self._task is None or self._phase is Phase.LOST:
@@ -304,6 +312,7 @@ class Vm:
     def release(self) -> None:
         """Read back and converge again."""
         self._held = False
+        self._tell_phase()
         self._quiet = None
         self._conditions.only(Kind.HELD, None)
         self._stale = True
@@ -379,6 +388,7 @@ class Vm:
         self._machine, self._process = machine, process
         self._stale = False
         self._phase = Phase.RUNNING
+        self._tell_phase()
         self._conditions.only(Kind.UNREACHABLE, None)
         self._log.info("attached", pid=machine.pid, vcpus=len(plugged.vcpus), max_vcpus=machine.max_vcpus)
         self._on_machine()
@@ -437,6 +447,8 @@ class Vm:
             known = self._pending.get(vcpu)
             self._pending[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
         self._removed_any = True
+        if fresh := [vcpu for vcpu in ids if self._pending[vcpu].attempts == 1]:
+            self._tell("vcpus.removing", vcpus=fresh)
         self._keep(self._pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
         self._log.debug("removing", vcpus=ids)
         try:
@@ -477,6 +489,8 @@ class Vm:
     def _told_no(self, vcpu: str, reason: str) -> None:
         removal = self._pending.get(vcpu)
         if removal is not None:
+            if removal.refusal is None:  # it may go on saying no for hours
+                self._tell("vcpus.refused", vcpu=vcpu, reason=reason)
             self._pending[vcpu] = removal.told_no(reason)
             self._log.info("removal refused", vcpu=vcpu, reason=reason)
 
@@ -490,7 +504,10 @@ class Vm:
             for vcpu in gone:
                 del self._pending[vcpu]
             self._keep(self._pending)
+            self._tell("vcpus.removed", vcpus=gone, plugged=len(ids))
             self._log.debug("removed", vcpus=gone, left=len(ids))
+        if before is not NOTHING and (added := len(ids) - len(before.vcpus) + len(gone)) > 0:
+            self._tell("vcpus.plugged", added=added, plugged=len(ids))
         for read in self._read_waiters:
             if not read.done():
                 read.set_result(None)
@@ -514,6 +531,8 @@ class Vm:
         if self.satisfied:
             return
         self._refusals += 1
+        if self._refusals == 1:  # of a series that nobody asked to begin anew
+            self._tell("vcpus.refused", desired=self._desired, plugged=len(self._plugged.vcpus), reason=refusal)
         self._fail_growers(lambda: Problem(Code.HYPERVISOR_REFUSED, f"the hypervisor refused: {refusal}"))
         if not self.satisfied:
             self._grow_from = self._now() + pause(self._refusals)
@@ -523,6 +542,7 @@ class Vm:
         if self._phase is not Phase.UNREACHABLE:
             self._log.warning("unreachable", reason=str(error))
         self._phase = Phase.UNREACHABLE
+        self._tell_phase()
         self._lost = str(error)
         self._conditions.only(Kind.UNREACHABLE, "connection", self._lost)
         late = isinstance(error, TimedOut)
@@ -531,10 +551,16 @@ class Vm:
 
     def _set_lost(self, reason: str) -> None:
         self._phase = Phase.LOST
+        self._tell_phase()
         self._lost = reason
         self._log.warning("lost", reason=reason)
         self._conditions.only(Kind.UNREACHABLE, None)
         self._conditions.only(Kind.LOST, "process", f"{reason}: attach a new VM, or delete the sandbox")
+
+    def _tell_phase(self) -> None:
+        """Whatever may have changed the phase has happened."""
+        before, self._phase_told = self._phase_told, self.phase
+        self._tell.phase(before, self._phase_told)
 
     # Waiting
 

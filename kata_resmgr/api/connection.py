@@ -21,6 +21,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from kata_resmgr.api.answers import Response, render_problem
 from kata_resmgr.api.peers import Peer
+from kata_resmgr.events import BrokenStream
 from kata_resmgr.problem import Code, Problem
 
 BODY_LIMIT: Final = 1 << 20
@@ -251,6 +252,8 @@ class Connection(asyncio.Protocol):
                     await self._answer_to(asked)
                 if self._drained is not None:
                     await self._read_by_caller(self._drained)
+        except BrokenStream:
+            self._transport.abort()
         except Exception:
             log.exception("defect of the connection")
             self._transport.abort()

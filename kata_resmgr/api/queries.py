@@ -44,6 +44,16 @@ def patience(query: Mapping[str, str]) -> Patience:
     return Patience(deadline=deadline, wait=wait)
 
 
+def number(query: Mapping[str, str], name: str) -> int | None:
+    """The number of that name, where given: 0 to 2^63-1. Raises :class:`Problem` (``invalid_query``)."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 1 << 63):
+        raise Problem(Code.INVALID_QUERY, f"{name}={text[:40]!r}: must be a number from 0 to {(1 << 63) - 1}")
+    return int(text)
+
+
 def choice(query: Mapping[str, str], name: str, values: tuple[str, ...]) -> str | None:
     """The value of that name, one of *values*, where given. Raises :class:`Problem` (``invalid_query``)."""
     value = query.get(name)

@@ -13,7 +13,7 @@ import msgspec
 
 from kata_resmgr import __version__, view
 from kata_resmgr.api import queries
-from kata_resmgr.api.answers import API_VERSION, Answer
+from kata_resmgr.api.answers import API_VERSION, Answer, Stream, Text
 from kata_resmgr.api.bodies import (
     Body,
     ContainerBody,
@@ -37,6 +37,7 @@ _REMEMBERED_PATHS = 1024
 _REMEMBERED_PATH = 512
 """How many paths of how many characters are not taken apart again."""
 
+NDJSON = "application/x-ndjson"
 PHASES = ("sized", "running", "held", "unreachable", "lost")
 
 
@@ -116,6 +117,15 @@ async def _ready(call: Call) -> Answer:
 
 async def _plan(call: Call) -> Answer:
     return Answer(200, await call.manager.plan(read_plan(call.body)))
+
+
+async def _events(call: Call) -> Answer:
+    since, sandbox = queries.number(call.query, "since"), call.query.get("sandbox")
+    if sandbox is not None:
+        check_id(sandbox, "sandbox")
+    if queries.choice(call.query, "follow", ("true", "false")) == "true":
+        return Answer(200, Stream(NDJSON, call.manager.events.follow(since, sandbox)))
+    return Answer(200, Text(NDJSON, await call.manager.events.lines(since, sandbox)))
 
 
 # Sandboxes
@@ -253,6 +263,7 @@ _ROUTES: dict[str, dict[str, Route]] = {
     "healthz": {"GET": Route(_alive)},
     "readyz": {"GET": Route(_ready)},
     "v1/plan": {"POST": Route(_plan, body=_takes(PlanBody))},
+    "v1/events": {"GET": Route(_events, frozenset({"since", "sandbox", "follow"}))},
     "v1/sandboxes": {"GET": Route(_list_sandboxes, frozenset({"phase"}))},
     "v1/sandboxes/*": {
         "GET": Route(_get_sandbox, frozenset({"wait", "for", "view"})),

@@ -61,6 +61,7 @@ class Api:
                 await self._idle.wait()  # operations whose caller has gone run on too
         except TimeoutError:
             log.warning("operations are cut short", running=self._running)
+        self._manager.events.end()  # those who follow have heard of all that ran
         for connection in tuple(self._connections):
             connection.close()
         if self._connections:

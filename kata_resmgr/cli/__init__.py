@@ -20,6 +20,7 @@ _COMMANDS = {
     "ps": ("ps", "list the sandboxes"),
     "show": ("looking", "show one sandbox"),
     "explain": ("looking", "show how a sandbox's size comes about"),
+    "events": ("events", "show what has happened, and what happens"),
     "register": ("sandboxes", "make a sandbox known, and get its boot size and VMM arguments"),
     "attach": ("sandboxes", "drive the VM of a sandbox"),
     "detach": ("sandboxes", "let go of the VM of a sandbox"),

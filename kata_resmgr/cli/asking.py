@@ -36,29 +36,43 @@ def ask(
     show: Callable[[Any], None] | None = None,
 ) -> int:
     """Ask, print the answer by *show* (or as it came, with ``--json``), and return the exit status."""
-    target = "/v1/" + "/".join(_quoted(part) for part in path)
+    target = "/v1/" + "/".join(quoted(part) for part in path)
     times = {name: value for name in ("wait", "deadline") if (value := getattr(arguments, name, None)) is not None}
     if times:
-        target += "?" + "&".join(f"{name}={_quoted(value)}" for name, value in times.items())
-    socket = arguments.socket or os.environ.get("KATA_RESMGR_SOCKET") or DEFAULT_SOCKET
+        target += "?" + "&".join(f"{name}={quoted(value)}" for name, value in times.items())
     data = None if body is None else json.dumps(body).encode()
     operation = max((_seconds(value) for value in times.values()), default=None)
     as_json = getattr(arguments, "json", False)
     try:
-        reply = client.call(socket, method, target, data, operation=operation)
+        reply = client.call(socket_of(arguments), method, target, data, operation=operation)
     except client.Unreachable as error:
-        if as_json:
-            print(json.dumps({"code": "daemon_unreachable", "detail": str(error), "retryable": True}))
-        print(f"kata-resmgr: {error}", file=sys.stderr)
-        return 1
+        return tell_unreachable(error, as_json)
     if as_json and reply.body:
         sys.stdout.write(reply.body.decode() + "\n")
     if reply.status >= 400:
-        print(f"kata-resmgr: {_reason(reply)}", file=sys.stderr)
-        return 1
+        return tell_refused(reply)
     if show is not None and not as_json:
         show(json.loads(reply.body))
     return 0
+
+
+def socket_of(arguments: argparse.Namespace) -> str:
+    """Where the daemon is asked."""
+    return arguments.socket or os.environ.get("KATA_RESMGR_SOCKET") or DEFAULT_SOCKET
+
+
+def tell_unreachable(error: client.Unreachable, as_json: bool) -> int:
+    """There is no answer; the exit status."""
+    if as_json:
+        print(json.dumps({"code": "daemon_unreachable", "detail": str(error), "retryable": True}))
+    print(f"kata-resmgr: {error}", file=sys.stderr)
+    return 1
+
+
+def tell_refused(reply: client.Reply) -> int:
+    """The daemon said no; the exit status."""
+    print(f"kata-resmgr: {_reason(reply)}", file=sys.stderr)
+    return 1
 
 
 def _reason(reply: client.Reply) -> str:
@@ -69,7 +83,7 @@ def _reason(reply: client.Reply) -> str:
         return f"the daemon answered with status {reply.status} and no reason"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """*text* for a path or a query; what is no id is for the daemon to refuse, not for a URL to break on."""
     return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in os.fsencode(text))
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 import _socket
 import time
 
+TYPE_CHECKING = False  # type checkers take it for true; see asking
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PATIENCE = 60.0
 """Seconds for an answer where the caller names no deadline of the operation."""
 _MARGIN = 5.0
@@ -36,16 +40,31 @@ def call(path: str, method: str, target: str, body: bytes | None = None, *, oper
     head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     if body is not None:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    request = head.encode() + b"\r\n" + (body or b"")
+    return _asked(path, request, patience, lambda connection: _parse(_receive(connection, end)))
+
+
+def follow(path: str, target: str, each: Callable[[bytes], None]) -> Reply:
+    """Ask for lines that come as things happen, and hand *each* over, until the daemon ends them.
+
+    The reply's body is empty, unless it says why there are none. Raises Unreachable, also when the lines break off.
+    """
+    request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    return _asked(path, request, PATIENCE, lambda connection: _lines(connection, each))
+
+
+def _asked(path: str, request: bytes, patience: float, hear: Callable[[_socket.socket], Reply]) -> Reply:
+    """Send *request*, and let *hear* take what comes."""
     try:
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             connection.settimeout(patience)
             connection.connect(path)
             try:  # noqa: SIM105 - contextlib costs a millisecond of every start
-                connection.sendall(head.encode() + b"\r\n" + (body or b""))
+                connection.sendall(request)
             except (BrokenPipeError, ConnectionResetError):  # refused before all was sent: the answer says why
                 pass
-            return _parse(_receive(connection, end))
+            return hear(connection)
         finally:
             connection.close()
     except (FileNotFoundError, ConnectionRefusedError):
@@ -75,6 +94,39 @@ def _receive(connection: _socket.socket, end: float) -> bytes:
         received += data
         if len(received) > _ANSWER_LIMIT:
             raise OSError("its answer is larger than 64 MiB")
+
+
+def _lines(connection: _socket.socket, each: Callable[[bytes], None]) -> Reply:
+    """The lines of an answer in chunks. The daemon ends a line with its chunk."""
+    received = bytearray()
+
+    def more() -> None:
+        data = connection.recv(1 << 18)
+        if not data:
+            raise OSError("the connection broke off: who does not read for long is given up")
+        received.extend(data)
+        if len(received) > _ANSWER_LIMIT:
+            raise OSError("its answer is larger than 64 MiB")
+
+    def until(mark: bytes) -> bytes:
+        while (found := received.find(mark)) < 0:
+            more()
+        taken = bytes(received[:found])
+        del received[: found + len(mark)]
+        return taken
+
+    head = until(b"\r\n\r\n")
+    if b"\r\ntransfer-encoding: chunked" not in head.lower():
+        rest = _receive(connection, time.monotonic() + PATIENCE)
+        return _parse(head + b"\r\n\r\n" + bytes(received) + rest)
+    connection.settimeout(None)
+    while size := int(until(b"\r\n"), 16):
+        while len(received) < size + 2:
+            more()
+        for line in bytes(received[:size]).splitlines():
+            each(line)
+        del received[: size + 2]
+    return Reply(200, b"")
 
 
 def _parse(answer: bytes) -> Reply:

@@ -17,11 +17,13 @@ import msgspec
 
 from kata_resmgr import config, view
 from kata_resmgr.api.server import Api
+from kata_resmgr.events import Events
 from kata_resmgr.host import Host
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.plan import Planned, Request, dry_run
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience
+from kata_resmgr.store import MemoryStore
 from kata_resmgr.vm import Goal
 
 SANDBOX = view.Sandbox(
@@ -48,6 +50,7 @@ class ScriptedManager(ResourceManager):
     """Notes each call in ``calls``; ``raises`` is raised instead of answering, ``gate`` holds answers back."""
 
     def __init__(self) -> None:
+        self.events = Events(MemoryStore())
         self.calls: list[tuple[Any, ...]] = []
         self.raises: Exception | None = None
         self.gate: asyncio.Event | None = None

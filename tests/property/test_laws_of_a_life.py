@@ -17,6 +17,7 @@ from kata_resmgr import demand, oci, sizing, view
 from kata_resmgr.config import Base, Compat, OverMax, SandboxConfig
 from kata_resmgr.declared import declare, of_resources
 from kata_resmgr.demand import ContainerTable
+from kata_resmgr.events import Events, Teller
 from kata_resmgr.problem import Problem
 from kata_resmgr.sandbox import Patience, Plan, Sandbox
 from kata_resmgr.sizing import Target
@@ -84,7 +85,7 @@ def _live(
 
     async def lead() -> None:
         store = MemoryStore()
-        sandbox = Sandbox("s1", _plan(config, resources), store)
+        sandbox = Sandbox("s1", _plan(config, resources), store, Teller(Events(store), "s1"))
         for step in life:
             before = sandbox.state()
             refused = None
@@ -132,7 +133,8 @@ def test_what_is_wanted_depends_on_what_is_there_alone(
     config: SandboxConfig, resources: bytes | None, life: list[Step]
 ) -> None:
     async def begin_where_it_is(lived: Sandbox, store: MemoryStore) -> None:
-        fresh = Sandbox("s1", _plan(config, resources), MemoryStore())
+        new = MemoryStore()
+        fresh = Sandbox("s1", _plan(config, resources), new, Teller(Events(new), "s1"))
         kept = store.sandboxes["s1"].resized
         if kept is not None:
             await fresh.resize(kept, NO_PATIENCE)

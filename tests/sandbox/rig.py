@@ -13,6 +13,7 @@ from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr import config as configuration
 from kata_resmgr import view
 from kata_resmgr.config import Settings
+from kata_resmgr.events import Events, Teller
 from kata_resmgr.host import Host
 from kata_resmgr.ledger import registered
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
@@ -49,7 +50,8 @@ class Rig:
     def __init__(self, vm: FakeVm, plan: Plan, driver_timeout: float = 5.0) -> None:
         self.vm = vm
         self.store = MemoryStore()
-        self.sandbox = Sandbox("s1", plan, self.store)
+        self.events = Events(self.store)
+        self.sandbox = Sandbox("s1", plan, self.store, Teller(self.events, "s1"))
         self._driver_timeout = driver_timeout
 
     async def attach(self) -> view.Sandbox:
