@@ -25,9 +25,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, SupportsIndex, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, SupportsIndex, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 from qemu.qmp import (
     ConnectError,
     ExecInterruptedError,
@@ -38,6 +39,7 @@ from qemu.qmp import (
     Runstate,
     StateError,
 )
+from qemu.qmp.message import DeserializationError
 from qemu.qmp.models import ErrorResponse
 from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
@@ -62,6 +64,7 @@ from hypervisors.base import (
     Vcpu,
 )
 from hypervisors.ch_types import DiskConfig, NetConfig
+from hypervisors.qemu_memory import Natural
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +114,15 @@ class _Slot(msgspec.Struct, rename="kebab", gc=False):
 class _Cpu(msgspec.Struct, rename="kebab", gc=False):
     """A row of ``query-cpus-fast``: a vCPU that is plugged."""
 
-    cpu_index: int
+    cpu_index: Natural
     qom_path: str
 
 
+_Cpus: TypeAlias = Annotated[list[_Cpu], Meta(min_length=1)]
+
+
 class _Uuid(msgspec.Struct, rename={"uuid": "UUID"}):
-    uuid: str
+    uuid: Annotated[str, Meta(max_length=36)]
 
 
 class _Kvm(msgspec.Struct):
@@ -158,6 +164,7 @@ _QUERY_SECRECY: Final = _command("qom-get", {"path": "/machine", "property": "co
 
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
 
@@ -173,13 +180,18 @@ class _Lines(asyncio.StreamReader):
         super().__init__(limit=limit)
         self._take = take
         self._most = limit
-        self._begun = b""
+        self._begun = bytearray()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        *lines, self._begun = (self._begun + bytes(data)).split(b"\n")
+        # What has begun is neither searched nor copied again: a long line may come byte by byte.
+        *lines, begun = bytes(data).split(b"\n")
+        if lines and self._begun:
+            lines[0] = bytes(self._begun) + lines[0]
+            self._begun.clear()
         for line in lines:
             if not self._take(line):
                 super().feed_data(line + b"\n")
+        self._begun += begun
         if len(self._begun) > self._most:  # no line ends in sight: the reader refuses it
             self._hand_on()
 
@@ -189,8 +201,8 @@ class _Lines(asyncio.StreamReader):
 
     def _hand_on(self) -> None:
         if self._begun:
-            super().feed_data(self._begun)
-            self._begun = b""
+            super().feed_data(bytes(self._begun))
+            self._begun.clear()
 
 
 class _Exchange:
@@ -262,7 +274,7 @@ class _Monitor(QMPClient):
             return False
         try:
             message = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except _UNDECODABLE:
             return False  # for the library to end the session over
         if not isinstance(message, dict):
             return False
@@ -285,6 +297,17 @@ class _Monitor(QMPClient):
         protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
         transport, _ = await loop.create_unix_connection(lambda: protocol, sock=address)
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+
+    async def _do_recv(self) -> Message:
+        """By the rules of :meth:`_take`: the library's own would read what is no JSON (NaN), and 1e999 as infinite."""
+        line = await self._readline()
+        try:
+            message = _decode(line)
+        except _UNDECODABLE as error:
+            raise DeserializationError("not JSON", line[:_LONGEST_TEXT]) from error
+        if not isinstance(message, dict):
+            raise DeserializationError("no JSON object", line[:_LONGEST_TEXT])
+        return Message(message, eager=False)
 
     def _cb_outbound(self, msg: Message) -> Message:
         return msg  # the library's would turn it into indented text, for a log that is off
@@ -575,7 +598,7 @@ class QemuHypervisor:
             answers = await monitor.pipeline([*commands, *queries])
             if ask_memory:
                 await self._take_memory(monitor, answers[-3], answers[-2])
-            return answers[: len(commands)], self._seat(_value(answers[-1], list[_Cpu]))
+            return answers[: len(commands)], self._seat(_value(answers[-1], _Cpus))
         except BaseException:
             self._memory_stale = self._memory_stale or ask_memory
             raise
@@ -732,7 +755,8 @@ class QemuHypervisor:
             self._on_memory()
         elif isinstance(data, dict):
             if name == "DEVICE_DELETED":
-                self._on_deleted(str(data.get("path")).removesuffix(_LAPIC))
+                path = data.get("path")
+                self._on_deleted(path.removesuffix(_LAPIC) if isinstance(path, str) else "")
             elif name == "ACPI_DEVICE_OST":
                 try:
                     ost = msgspec.convert(data.get("info"), _Ost)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from hypervisors.base import FIXED_MEMORY, Dimm, MemoryHotplug, MemoryMethod
 
@@ -39,28 +40,32 @@ _SLOTTED: Final = (_DIMM, "nvdimm")
 
 # What QEMU answers
 
+_MOST: Final = (1 << 63) - 1
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=_MOST)]
+"""JSON's numbers have no bounds; QEMU's counts and sizes fit into 63 bits."""
+
 
 class Configured(msgspec.Struct, rename="kebab", gc=False):
     """``memory`` of ``/machine``: bytes. Unknown before QEMU 7.1."""
 
-    max_size: int = 0
-    slots: int = 0
+    max_size: Natural = 0
+    slots: Natural = 0
 
 
 class Summary(msgspec.Struct, rename="kebab", gc=False):
     """``query-memory-size-summary``: bytes."""
 
-    base_memory: int
+    base_memory: Natural
 
 
 class _Data(msgspec.Struct, rename="kebab", gc=False):
     id: str = ""
     memdev: str = ""
-    size: int = 0
-    slot: int = -1
-    requested_size: int = 0
-    max_size: int = 0
-    block_size: int = 1
+    size: Natural = 0
+    slot: Annotated[int, Meta(ge=-1, le=_MOST)] = -1
+    requested_size: Natural = 0
+    max_size: Natural = 0
+    block_size: Annotated[int, Meta(ge=1, le=_MOST)] = 1
 
 
 class MemoryDevice(msgspec.Struct, gc=False):
@@ -74,7 +79,7 @@ class Backend(msgspec.Struct, rename="kebab", gc=False):
     """A row of ``query-memdev``: who lends host memory to the guest, and on which terms."""
 
     id: str = ""
-    size: int = 0
+    size: Natural = 0
     share: bool = False
     prealloc: bool = False
     merge: bool = True

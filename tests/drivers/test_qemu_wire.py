@@ -1,9 +1,11 @@
-"""The QEMU driver and a monitor that misbehaves: no hang, no leak, one hint, and errors of the one tree."""
+"""The QEMU driver on the wire: what it sends, what it makes of events, and what a failure leaves.
+
+What hostile monitors do is in :mod:`tests.drivers.test_hostile_monitors`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import tracemalloc
@@ -27,7 +29,9 @@ from hypervisors.base import (
 from hypervisors.qemu import QemuHypervisor
 from tests.drivers.backends import Hints
 from tests.fakes.qmp_memory import Memory
-from tests.fakes.qmp_server import GREETING, ID, UUID, QmpServer, refusal
+from tests.fakes.qmp_server import GREETING, UUID, QmpServer, refusal
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 SHORT = 0.1
 """Seconds: the driver's deadline where a test waits for it to pass."""
@@ -64,25 +68,6 @@ async def impatient(server: QmpServer, hints: Hints) -> AsyncIterator[QemuHyperv
     await driver.connect(hints)
     yield driver
     await driver.close()
-
-
-@pytest.fixture(autouse=True)
-async def nothing_left_behind() -> AsyncIterator[None]:
-    """Neither tasks nor descriptors may outlive a test and its fixtures, nor exceptions that nobody looked at."""
-    descriptors = _descriptors()
-    complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
-    yield
-    for _ in range(3):  # closed transports let go of their sockets in a later turn of the loop
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert _descriptors() == descriptors
-    gc.collect()  # asyncio complains when a task goes whose exception was not retrieved
-    assert complaints == []
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # Connecting
@@ -203,18 +188,6 @@ async def test_what_was_meant_for_the_last_client_may_come_before_the_greeting(s
     server.greeting = GREETING
     assert (await connecting).max_vcpus == 4
     await driver.close()
-
-
-@pytest.mark.parametrize(
-    "greeting",
-    [b"SSH-2.0-OpenSSH_9.2\r\n", b'{"event": "RESET"}\r\n', b"[]\r\n", b"\xff\xfe\r\n", b"[" * 100_000 + b"\r\n"],
-    ids=["another protocol", "no greeting", "no object", "not UTF-8", "deep"],
-)
-async def test_a_greeting_that_is_none(server: QmpServer, greeting: bytes) -> None:
-    server.greeting = greeting
-
-    with pytest.raises(Unreachable):
-        await QemuHypervisor(server.path).connect(Hints())
 
 
 @pytest.mark.parametrize("command", ["qmp_capabilities", "query-uuid", "query-cpus-fast"])
@@ -532,13 +505,6 @@ async def test_a_plug_that_timed_out_may_have_been_made(server: QmpServer, impat
     assert [vcpu.id for vcpu in (await impatient.read()).vcpus if vcpu.ours] == ["resmgr-vcpu-1"]
 
 
-async def test_a_reply_to_another_id_is_no_reply(server: QmpServer, impatient: QemuHypervisor) -> None:
-    server.spoil("query-cpus-fast", b'{"return": [], "id": "somebody else\'s"}\r\n')
-
-    with pytest.raises(TimedOut):
-        await impatient.read()
-
-
 async def test_a_monitor_that_stays_silent_is_given_up(
     server: QmpServer, impatient: QemuHypervisor, hints: Hints
 ) -> None:
@@ -550,40 +516,6 @@ async def test_a_monitor_that_stays_silent_is_given_up(
     assert "2 calls in a row" in (await hints.next(ConnectionLost)).reason
     with pytest.raises(Unreachable, match="2 calls in a row"):
         await impatient.read()
-
-
-BROKEN = {
-    "end of file": b"",
-    "end within": b'{"return": [{"cpu-in',
-    "garbage": b"\x00\x01\x02 nonsense\r\n",
-    "no object": b"[]\r\n",
-    "not UTF-8": b'{"return": "\xff"}\r\n',
-    "too long": b'{"return": "' + b"x" * (2 << 20) + b'"}\r\n',
-    "deep": b"[" * 100_000 + b"\r\n",
-    "an error without id": b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n',
-    "neither return nor error": b'{"id": @ID@}\r\n',
-    "an error of no form": b'{"error": "no", "id": @ID@}\r\n',
-    "another form": b'{"return": {"cpus": 4}, "id": @ID@}\r\n',
-    "rows of another form": b'{"return": [{"cpu-index": "0", "qom-path": "/"}], "id": @ID@}\r\n',
-}
-
-
-@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
-async def test_a_broken_answer_ends_the_session_once(
-    server: QmpServer, driver: QemuHypervisor, hints: Hints, answer: bytes
-) -> None:
-    server.spoil("query-cpus-fast", answer, hang_up=ID not in answer)
-
-    with pytest.raises(Unreachable) as failure:
-        await driver.add_vcpus(1)
-
-    lost = await hints.next(ConnectionLost)
-    assert hints.heard == []
-    assert lost.reason
-    assert len(lost.reason) <= 300
-    assert "\n" not in str(failure.value)
-    with pytest.raises(Unreachable):
-        await driver.read()
 
 
 async def test_a_hang_up_with_several_commands_under_way(

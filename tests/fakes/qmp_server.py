@@ -1,8 +1,8 @@
 """A QMP monitor on the wire: real bytes on a Unix socket, and behind them a VM that answers as QEMU 7.2 was seen to.
 
 Answers, errors and the order of events are those of a q35 machine with a guest that handles ACPI hot-plug. For what a
-sound QEMU never does there is :meth:`QmpServer.spoil`, which replaces the answer to one command by any bytes, and
-:meth:`QmpServer.send`.
+sound QEMU never does there is :meth:`QmpServer.spoil`, which replaces the answer to a command by any bytes, and
+:meth:`QmpServer.send`. :meth:`QmpServer.behave` ends what was spoilt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from hypervisors.fake import Guest
 from tests.fakes.qmp_memory import PERIPHERAL, Memory, QmpError
@@ -28,6 +28,8 @@ GREETING: Final = (
 )
 ID: Final = b"@ID@"
 """In a spoilt answer: the id of the command."""
+CONNECTING: Final = "(connecting)"
+"""To :meth:`QmpServer.spoil`: the command whose answer is the greeting."""
 
 _ANONYMOUS: Final = "/machine/peripheral-anon/"
 _LINE_LIMIT: Final = 1 << 20
@@ -39,6 +41,13 @@ _IN_PROGRESS: Final = 132
 def refusal(desc: str, kind: str = "GenericError") -> bytes:
     """An error, for :meth:`QmpServer.spoil`."""
     return json.dumps({"error": QmpError(desc, kind).answer}).encode()[:-1] + b', "id": ' + ID + b"}\r\n"
+
+
+class _Spoilt(NamedTuple):
+    answer: bytes
+    hang_up: bool
+    repeat: bool
+    always: bool
 
 
 class QmpServer:
@@ -69,13 +78,17 @@ class QmpServer:
         self.migrating = False
         self.greeting = GREETING
         self._greeted = asyncio.Event()
+        self.connections = 0
+        """How many clients were served so far."""
+        self.says_each_reply = 1
+        """How many times."""
         self.commands: list[Json] = []
         self.acknowledges_at_once = False
         """Whether the guest tells of an insertion before QEMU reads the next command, and not a little later."""
         self._seats = {slot: f"/machine/unattached/device[{2 * slot}]" for slot in range(boot_vcpus)}
         self._guest = Guest.COOPERATE
         self._asked_to_leave: dict[str, None] = {}
-        self._spoilt: dict[str, tuple[bytes, bool]] = {}
+        self._spoilt: dict[str, _Spoilt] = {}
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
         self._client: asyncio.StreamWriter | None = None
@@ -146,12 +159,25 @@ class QmpServer:
         self.commands.clear()
         return names
 
-    def spoil(self, command: str, answer: bytes, *, hang_up: bool = False) -> None:
+    def spoil(
+        self, command: str, answer: bytes, *, hang_up: bool = False, repeat: bool = False, always: bool = False
+    ) -> None:
         """Answer the next *command*, not carried out, with these bytes; none are silence. Then *hang_up*.
 
-        *command* is its name, and for ``qom-get`` also the property's: "qom-get memory".
+        *command* is its name, and for ``qom-get`` also the property's: "qom-get memory". *repeat* says the bytes again
+        and again, for as long as the client is there; *always* means every such command from now on.
         """
-        self._spoilt[command] = (answer, hang_up)
+        self._spoilt[command] = _Spoilt(answer, hang_up, repeat, always)
+
+    def behave(self) -> None:
+        """From now on everything is answered as it should be, and the present client is sent away."""
+        self._spoilt.clear()
+        self.drop()
+
+    def drop(self) -> None:
+        """Hang up on the present client."""
+        if self._client is not None:
+            self._client.transport.abort()
 
     def event(self, name: str, data: Json | None = None) -> None:
         message: Json = {"timestamp": {"seconds": 1796000000, "microseconds": 4711}, "event": name}
@@ -187,13 +213,18 @@ class QmpServer:
         try:
             async with self._turn:
                 self._client = writer
-                self.send(self.greeting)
+                self.connections += 1
+                if CONNECTING in self._spoilt:
+                    if await self._misbehave(writer, CONNECTING, None):
+                        return
+                else:
+                    self.send(self.greeting)
                 self._greeted.set()
                 text = ""
                 while received := await reader.read(_LINE_LIMIT):
                     messages, text = _messages(text + received.decode())
                     for message in messages:
-                        if self._answer(message):
+                        if await self._answer(writer, message):
                             return
         except ConnectionError:
             pass
@@ -203,22 +234,34 @@ class QmpServer:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    def _answer(self, message: Json) -> bool:
+    async def _answer(self, writer: asyncio.StreamWriter, message: Json) -> bool:
         """Answer a command; whether to hang up then."""
         self.commands.append(message)
         self._news.set()
         name = message["execute"]
         spoilt = f"{name} {message['arguments']['property']}" if name == "qom-get" else name
         if spoilt in self._spoilt:
-            answer, hang_up = self._spoilt.pop(spoilt)
-            self.send(answer.replace(ID, json.dumps(message.get("id")).encode()))
-            return hang_up
+            return await self._misbehave(writer, spoilt, message.get("id"))
         try:
             reply: Json = {"return": self._carry_out(name, message.get("arguments", {}))}
         except QmpError as error:
             reply = {"error": error.answer}
-        self._say(reply | {key: message[key] for key in ("id",) if key in message})
+        for _ in range(self.says_each_reply):
+            self._say(reply | {key: message[key] for key in ("id",) if key in message})
         return False
+
+    async def _misbehave(self, writer: asyncio.StreamWriter, command: str, number: object) -> bool:
+        """The spoilt answer to *command*; whether to hang up then."""
+        spoilt = self._spoilt[command]
+        if not spoilt.always:
+            del self._spoilt[command]
+        answer = spoilt.answer.replace(ID, json.dumps(number).encode())
+        writer.write(answer)
+        while spoilt.repeat:
+            await writer.drain()  # as fast as it is read; ends with the connection
+            await asyncio.sleep(0)
+            writer.write(answer)
+        return spoilt.hang_up
 
     def _say(self, message: Json) -> None:
         self.send(json.dumps(message).encode() + b"\r\n")
