@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import StartFirmware
-from tests.daemon import Caller, Daemon, until
-
-CONFIG = "[resmgr]\nhost_cpus = 8\n[hypervisor.qemu]\ndefault_memory = 64\ndefault_maxvcpus = {maximum}\n"
-SANDBOX = "/v1/sandboxes/s1"
+from tests.daemon import until
+from tests.integration.pod import SANDBOX, MakePod, Pod
 
 
-class Pod:
-    """A registered sandbox whose VM runs, and its caller."""
-
-    def __init__(self, daemon: Daemon, start: StartFirmware, path: str = SANDBOX) -> None:
-        self.daemon = daemon
-        self.path = path
-        self.caller = daemon.caller()
-        self.guest = start(self.caller.ok("PUT", path, {})["vmm"]["args"])
-        self.guest.ready()
-        self.caller.ok("PUT", f"{path}/vm", {})
-
-    @property
-    def state(self) -> dict[str, Any]:
-        answer = self.caller.ok("GET", self.path)
-        assert isinstance(answer, dict)
-        return answer
-
-    def put(self, cpus: float, query: str = "", caller: Caller | None = None) -> tuple[int, Any]:
-        body = {"resources": {"cpu": {"quota": round(cpus * 100_000), "period": 100_000}}}
-        return (caller or self.caller).call("PUT", f"{self.path}/containers/c1{query}", body)
-
-    def sizes(self) -> tuple[int, int, int]:
-        vcpus = self.state["vcpus"]
-        return vcpus["desired"], vcpus["plugged"], vcpus["pending"]
-
-
-@pytest.fixture
-def pod(short_tmp: Path, minifw_guest: StartFirmware) -> Iterator[Callable[[int], Pod]]:
-    """Makes one pod, of a VM with the given maximum of vCPUs."""
-    daemons: list[Daemon] = []
-
-    def make(maximum: int) -> Pod:
-        daemons.append(Daemon(short_tmp, CONFIG.format(maximum=maximum)).__enter__())
-        return Pod(daemons[0], minifw_guest)
-
-    yield make
-    for daemon in daemons:
-        daemon.__exit__(None, None, None)
-
-
-def test_three_hundred_cycles_end_converged(pod: Callable[[int], Pod]) -> None:
+def test_three_hundred_cycles_end_converged(pod: MakePod) -> None:
     p = pod(4)
     for _ in range(300):
         assert p.put(2.5)[1]["sandbox"]["vcpus"]["plugged"] == 4
@@ -70,7 +26,7 @@ def test_three_hundred_cycles_end_converged(pod: Callable[[int], Pod]) -> None:
     )
 
 
-def test_a_resized_sandbox(pod: Callable[[int], Pod]) -> None:
+def test_a_resized_sandbox(pod: MakePod) -> None:
     p = pod(4)
     assert p.caller.ok("PATCH", SANDBOX, {"resources": {"cpu": {"quota": 250_000}}})["vcpus"]["plugged"] == 3
     assert p.put(1.5)[1]["sandbox"]["vcpus"]["plugged"] == 3
@@ -83,7 +39,7 @@ def test_a_resized_sandbox(pod: Callable[[int], Pod]) -> None:
     assert p.sizes() == (3, 3, 0)
 
 
-def test_a_guest_that_ignores_removals(pod: Callable[[int], Pod]) -> None:
+def test_a_guest_that_ignores_removals(pod: MakePod) -> None:
     p = pod(4)
     p.put(2)
     p.guest.mode("i")
@@ -96,7 +52,7 @@ def test_a_guest_that_ignores_removals(pod: Callable[[int], Pod]) -> None:
     assert p.sizes() == (1, 1, 0)
 
 
-def test_a_guest_that_refuses_removals(pod: Callable[[int], Pod]) -> None:
+def test_a_guest_that_refuses_removals(pod: MakePod) -> None:
     p = pod(4)
     p.put(2)
     p.guest.mode("r")
@@ -108,7 +64,7 @@ def test_a_guest_that_refuses_removals(pod: Callable[[int], Pod]) -> None:
 
 
 @pytest.mark.every_qemu
-def test_a_latched_removal_does_not_take_what_came_after_it(pod: Callable[[int], Pod]) -> None:
+def test_a_latched_removal_does_not_take_what_came_after_it(pod: MakePod) -> None:
     p = pod(6)
     p.put(3)
     p.guest.mode("i")
@@ -121,7 +77,7 @@ def test_a_latched_removal_does_not_take_what_came_after_it(pod: Callable[[int],
     assert p.sizes() == (4, 4, 0)
 
 
-def test_a_grow_that_needs_latched_slots_is_told_so(pod: Callable[[int], Pod]) -> None:
+def test_a_grow_that_needs_latched_slots_is_told_so(pod: MakePod) -> None:
     p = pod(4)
     p.put(3)
     p.guest.mode("i")
@@ -132,7 +88,7 @@ def test_a_grow_that_needs_latched_slots_is_told_so(pod: Callable[[int], Pod]) -
 
 
 def test_a_vm_killed_in_the_middle_of_a_grow_leaves_the_table_as_it_was(
-    pod: Callable[[int], Pod], minifw_guest: StartFirmware
+    pod: MakePod, minifw_guest: StartFirmware
 ) -> None:
     p = pod(4)
     neighbour = Pod(p.daemon, minifw_guest, "/v1/sandboxes/s2")
@@ -155,7 +111,7 @@ def test_a_vm_killed_in_the_middle_of_a_grow_leaves_the_table_as_it_was(
     assert neighbour.caller.call("DELETE", f"{neighbour.path}/containers/c1?wait=5s")[0] == 204
 
 
-def test_clamped_at_the_maximum_and_never_under_boot(pod: Callable[[int], Pod]) -> None:
+def test_clamped_at_the_maximum_and_never_under_boot(pod: MakePod) -> None:
     p = pod(4)
     assert p.put(9)[1]["sandbox"]["vcpus"] == {"exact": "10", "desired": 4, "plugged": 4, "pending": 0, "online": None}
     (condition,) = p.state["conditions"]
@@ -168,7 +124,7 @@ def test_clamped_at_the_maximum_and_never_under_boot(pod: Callable[[int], Pod]) 
     assert p.put(-1)[1]["sandbox"]["vcpus"]["desired"] == 1
 
 
-def test_a_removal_sent_to_a_stopped_vmm_is_carried_out_later(pod: Callable[[int], Pod]) -> None:
+def test_a_removal_sent_to_a_stopped_vmm_is_carried_out_later(pod: MakePod) -> None:
     p = pod(4)
     p.put(2)
     p.guest.pause()  # the VMM itself: the removal is sent and not even read
@@ -177,7 +133,7 @@ def test_a_removal_sent_to_a_stopped_vmm_is_carried_out_later(pod: Callable[[int
     assert p.caller.ok("GET", f"{SANDBOX}?wait=10s&for=converged")["converged"]
 
 
-def test_the_daemon_ends_and_the_vm_runs_on(pod: Callable[[int], Pod]) -> None:
+def test_the_daemon_ends_and_the_vm_runs_on(pod: MakePod) -> None:
     p = pod(4)
     p.put(2)
     p.daemon.process.terminate()
