@@ -17,6 +17,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hypervisors.ch_types import RateLimiterConfig, TokenBucket
+
 REFILL_TIME = 1000
 """Milliseconds in which an empty bucket fills: its size is then the rate a second."""
 WAKE_UPS = 10
@@ -32,21 +34,6 @@ class Scaling(StrEnum):
     KATA = "kata"
     """Kata's RevertBytes: each 1000 is taken to mean 1024."""
     EXACT = "exact"
-
-
-class TokenBucket(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """Cloud Hypervisor's TokenBucket: bytes, or operations; times in milliseconds. No burst is left out."""
-
-    size: int
-    one_time_burst: int = 0
-    refill_time: int
-
-
-class RateLimiter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Cloud Hypervisor's RateLimiterConfig. What is not limited is left out."""
-
-    bandwidth: TokenBucket | None = None
-    ops: TokenBucket | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, gc=False):
@@ -145,7 +132,7 @@ class IoLimits(NamedTuple):
     ops: Rate | None
     idle_bursts: tuple[IdleBurst, ...]
 
-    def limiter(self, queue_pairs: int = 1) -> RateLimiter | None:
+    def limiter(self, queue_pairs: int = 1) -> RateLimiterConfig | None:
         """What the VMM is given; None: no limiter.
 
         *queue_pairs* is that of a net device: Cloud Hypervisor gives each pair buckets of its own, so rates and bursts
@@ -155,7 +142,7 @@ class IoLimits(NamedTuple):
         """
         if self.bandwidth is None and self.ops is None:
             return None
-        return RateLimiter(
+        return RateLimiterConfig(
             bandwidth=None if self.bandwidth is None else self.bandwidth.bucket(queue_pairs),
             ops=None if self.ops is None else self.ops.bucket(queue_pairs),
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kata_resmgr.limits import RateLimiter
+from hypervisors.ch_types import RateLimiterConfig
 from kata_resmgr.sizing import BootSize
 
 
@@ -73,7 +73,7 @@ class ClhVmm(View, frozen=True):
     """As :class:`Vmm`, for Cloud Hypervisor. *limiters* are for each of the shim's own ``disk`` and ``net`` devices."""
 
     config: ClhConfig
-    limiters: Mapping[str, RateLimiter]
+    limiters: Mapping[str, RateLimiterConfig]
 
 
 class Vcpus(View, frozen=True):

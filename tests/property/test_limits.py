@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypervisors.ch_types import TokenBucket
 from kata_resmgr.limits import (
     LimitRefused,
     Limits,
     Scaling,
-    TokenBucket,
     configured,
     requested,
     revert_bytes,

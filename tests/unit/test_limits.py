@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from hypervisors.ch_types import RateLimiterConfig, TokenBucket
 from kata_resmgr.limits import (
     Effective,
     IdleBurst,
     IoLimits,
     LimitRefused,
     Limits,
-    RateLimiter,
     Scaling,
-    TokenBucket,
     configured,
     requested,
     revert_bytes,
@@ -41,7 +40,7 @@ def bucket(size: int, burst: int = 0) -> TokenBucket:
     return TokenBucket(size=size, one_time_burst=burst, refill_time=1000)
 
 
-def for_a_vmm(limiter: RateLimiter | None) -> Any:  # noqa: ANN401 - what JSON can hold
+def for_a_vmm(limiter: RateLimiterConfig | None) -> Any:  # noqa: ANN401 - what JSON can hold
     return json.loads(msgspec.json.encode(limiter))
 
 
@@ -78,14 +77,16 @@ def test_bits_of_the_go_runtime(entry: dict[str, Any]) -> None:
         with pytest.raises(LimitRefused, match="never refills"):
             kata(bw_max_rate=entry["input"])
         return
-    assert kata(bw_max_rate=entry["input"]).limiter() == RateLimiter(bucket(entry["expected"]["size"]))
+    assert kata(bw_max_rate=entry["input"]).limiter() == RateLimiterConfig(bucket(entry["expected"]["size"]))
 
 
 @pytest.mark.parametrize("entry", KNOWN["go_idle_burst"])
 @pytest.mark.parametrize("device", ["disk", "net"])
 def test_a_burst_without_its_rate_is_taken_as_none(device: str, entry: dict[str, Any]) -> None:
     limits = kata(device, **entry["input"][device])
-    assert limits.limiter() == kata(device, **entry["expected"][device]).limiter() == RateLimiter(bucket(125, 125))
+    assert (
+        limits.limiter() == kata(device, **entry["expected"][device]).limiter() == RateLimiterConfig(bucket(125, 125))
+    )
     key = f"{device}_rate_limiter_ops"
     assert limits.idle_bursts == (IdleBurst(f"{key}_one_time_burst", 1000, f"{key}_max_rate"),)
     assert limits.idle_bursts[0].message == (
@@ -112,7 +113,7 @@ def test_the_limiter_of_the_rust_runtime(entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize("entry", KNOWN["rs_disk"])
 def test_the_disk_of_the_rust_runtime(entry: dict[str, Any]) -> None:
     assert entry["departure"] == 10
-    assert configured("disk", entry["input"]).limiter() == RateLimiter(bucket(1304576))
+    assert configured("disk", entry["input"]).limiter() == RateLimiterConfig(bucket(1304576))
 
 
 # What this program adds
@@ -137,32 +138,32 @@ def test_a_plan() -> None:
 def test_exact_scaling() -> None:
     settings = {"disk_rate_limiter_bw_max_rate": 838860800, "disk_rate_limiter_bw_one_time_burst": 8191}
     limits = configured("disk", settings, Scaling.EXACT)
-    assert limits.limiter() == RateLimiter(bucket(104857600, 1023))
+    assert limits.limiter() == RateLimiterConfig(bucket(104857600, 1023))
     assert limits.effective() is None
 
 
 def test_operations_are_never_scaled() -> None:
-    assert kata(ops_max_rate=5000, ops_one_time_burst=2000).limiter() == RateLimiter(ops=bucket(5000, 2000))
+    assert kata(ops_max_rate=5000, ops_one_time_burst=2000).limiter() == RateLimiterConfig(ops=bucket(5000, 2000))
 
 
 def test_the_other_device_s_keys_do_not_bear() -> None:
     settings = {"net_rate_limiter_ops_max_rate": 100}
     assert configured("disk", settings).limiter() is None
-    assert configured("net", settings).limiter() == RateLimiter(ops=bucket(100))
+    assert configured("net", settings).limiter() == RateLimiterConfig(ops=bucket(100))
 
 
 def test_what_a_caller_asks_for_is_never_scaled() -> None:
     limits = msgspec.json.decode(
         b'{"bytesPerSecond": 104857600, "burstBytes": 52428800, "opsPerSecond": 10000, "burstOps": 0}', type=Limits
     )
-    assert requested(limits).limiter() == RateLimiter(bucket(104857600, 52428800), bucket(10000))
+    assert requested(limits).limiter() == RateLimiterConfig(bucket(104857600, 52428800), bucket(10000))
     assert requested(Limits()) == IoLimits(None, None, ())
 
 
 def test_a_caller_s_burst_without_its_rate() -> None:
     limits = requested(Limits(burst_bytes=7, ops_per_second=20, burst_ops=1))
     assert limits.idle_bursts == (IdleBurst("burstBytes", 7, "bytesPerSecond"),)
-    assert limits.limiter() == RateLimiter(ops=bucket(20, 1))
+    assert limits.limiter() == RateLimiterConfig(ops=bucket(20, 1))
 
 
 @pytest.mark.parametrize("body", [b'{"bytesPerSecond": 100.0}', b'{"opsPerSecond": "100"}', b'{"iops": 100}'])
@@ -206,12 +207,12 @@ def test_any_bucket_s_sustained_rate(size: int, refill_time: int, rate: int) -> 
 
 def test_queue_pairs_share_a_rate() -> None:
     limits = requested(Limits(bytes_per_second=1000, burst_bytes=10, ops_per_second=30, burst_ops=2))
-    assert limits.limiter(queue_pairs=3) == RateLimiter(bucket(333, 3), bucket(10))
+    assert limits.limiter(queue_pairs=3) == RateLimiterConfig(bucket(333, 3), bucket(10))
     assert limits.effective(queue_pairs=3) == Effective(bytes_per_second=990)
 
 
 def test_queue_pairs_share_what_was_scaled() -> None:
-    assert kata("net", bw_max_rate=80_000).limiter(queue_pairs=4) == RateLimiter(bucket(10240 // 4))
+    assert kata("net", bw_max_rate=80_000).limiter(queue_pairs=4) == RateLimiterConfig(bucket(10240 // 4))
 
 
 @pytest.mark.parametrize(
@@ -285,10 +286,10 @@ def test_a_caller_s_limits_that_are_refused(limits: Limits, text: str) -> None:
 
 
 def test_the_smallest_and_the_largest_limits() -> None:
-    assert kata(bw_max_rate=80, ops_max_rate=10).limiter() == RateLimiter(bucket(10), bucket(10))
+    assert kata(bw_max_rate=80, ops_max_rate=10).limiter() == RateLimiterConfig(bucket(10), bucket(10))
     most = {"net_rate_limiter_bw_max_rate": LARGEST * 8}
-    assert configured("net", most, Scaling.EXACT).limiter() == RateLimiter(bucket(LARGEST))
-    assert requested(Limits(ops_per_second=LARGEST, burst_ops=LARGEST)).limiter() == RateLimiter(
+    assert configured("net", most, Scaling.EXACT).limiter() == RateLimiterConfig(bucket(LARGEST))
+    assert requested(Limits(ops_per_second=LARGEST, burst_ops=LARGEST)).limiter() == RateLimiterConfig(
         ops=bucket(LARGEST, LARGEST)
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kata_resmgr.limits import TokenBucket, sustained_rate
+from hypervisors.ch_types import TokenBucket
+from kata_resmgr.limits import sustained_rate
 from tests.token_bucket import Bucket, Clock, Limiter, Outcome, OverConsumption, bucket
 
 KNOWN = json.loads((Path(__file__).parent.parent / "data" / "token_bucket.json").read_text())
