@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
@@ -64,14 +63,12 @@ class Events:
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
         self._last = self._reserved = numbers.last_event()
-        self._oldest = self._last + 1
+        self._before = self._last
         self._kept: list[_Told | None] = [None] * KEPT
         self._sleeping: set[asyncio.Future[None]] = set()
         self.followers = 0
         """Callers that follow now."""
         self._ended = False
-        self.counts: Counter[str] = Counter()
-        """Events by type, since the start."""
         self.reconnects = 0
         """How often a VM that could not be reached was reached again, since the start."""
 
@@ -83,9 +80,13 @@ class Events:
         if number > self._reserved:
             self._reserve(number)
         self._kept[number % KEPT] = (number, time.time(), sandbox, kind, data)
-        self.counts[kind] += 1
         if self._sleeping:
             self._wake()
+
+    @property
+    def total(self) -> int:
+        """How many were told since the start."""
+        return self._last - self._before
 
     def end(self) -> None:
         """The daemon ends: followers come to theirs, nothing more is told, and the next number follows the last."""
@@ -149,7 +150,7 @@ class Events:
         return since + 1
 
     def _oldest_kept(self) -> int:
-        return max(self._oldest, self._last - KEPT + 1)
+        return max(self._before, self._last - KEPT) + 1
 
     def _between(self, first: int, sandbox: str | None, most: int = KEPT) -> list[_Told]:
         """The events from *first* on, at most *most* of them looked at."""

@@ -16,6 +16,7 @@ from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import SandboxConfig, Settings
 from kata_resmgr.events import Events, Teller
 from kata_resmgr.ledger import registered
+from kata_resmgr.metrics import MeasuredHypervisor, Metrics
 from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
@@ -45,8 +46,9 @@ class ResourceManager:
         self.settings = settings
         """What new sandboxes live by; a reload puts another in its place."""
         self.events = Events(store)
+        self.metrics = Metrics(self.events, lambda: store.quarantined)
         self._store = store
-        self._open_driver = open_driver
+        self._drivers = open_driver
         self._sandboxes: dict[str, Sandbox] = {}
 
     # Sandboxes
@@ -86,6 +88,10 @@ class ResourceManager:
         await sandbox.forget()
         with contextlib.suppress(OSError):  # not ours, or the VM's socket is still in it
             self.settings.daemon.vm_directory(sandbox_id).rmdir()
+
+    async def metrics_text(self) -> bytes:
+        """The answer to a scrape by Prometheus."""
+        return await self.metrics.text(tuple(self._sandboxes.values()))
 
     def explain(self, sandbox_id: str) -> view.Explanation:
         return self._get(sandbox_id).explain()
@@ -181,6 +187,9 @@ class ResourceManager:
             notes=notes,
             vmm=vmm.qemu(boot, monitor),
         )
+
+    def _open_driver(self, config: SandboxConfig, socket: str) -> Hypervisor:
+        return MeasuredHypervisor(self._drivers(config, socket), config.hypervisor, self.metrics)
 
     def _directory(self, sandbox_id: str, named: str | None) -> Path:
         """Where the monitor's socket shall be: the caller's directory, or one made here."""

@@ -22,6 +22,7 @@ from kata_resmgr.demand import Record
 from kata_resmgr.events import Teller
 from kata_resmgr.lanes import Lanes
 from kata_resmgr.ledger import Edit, Ledger, Made
+from kata_resmgr.metrics import Measures
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sizing import BootSize, exact_text
@@ -295,6 +296,17 @@ class Sandbox:
             cpu_weight=cpu_weight(shares),
             conditions=self._conditions.listed(),
             counts=view.Counts(containers=len(ledger.table)),
+        )
+
+    def measures(self) -> Measures:
+        """The present state, as metrics show it."""
+        vm, now = self._vm, self._ledger.now
+        return Measures(
+            sandbox=self.id,
+            vcpus=(now.target.vcpus, len(vm.plugged.vcpus), vm.pending),
+            memory=(now.target.memory, vm.plugged.memory, 0),
+            unsatisfied=vm.unsatisfied,
+            shares=now.sums.shares,
         )
 
     def explain(self) -> view.Explanation:

@@ -64,6 +64,10 @@ class Store(Protocol):
     def save_removals(self, sandbox_id: str, removals: Mapping[str, Removal]) -> None:
         """Keep these removals, in place of all that were kept for the sandbox."""
 
+    @property
+    def quarantined(self) -> int:
+        """How many rows and files could not be read, and were put aside, since the start."""
+
     def last_event(self) -> int:
         """The highest number that an event may have had; 0 at first."""
 
@@ -79,6 +83,7 @@ class MemoryStore:
         self.containers: dict[str, dict[str, bytes]] = {}
         self.removals: dict[str, dict[str, Removal]] = {}
         self.events = 0
+        self.quarantined = 0
 
     def save_sandbox(self, record: SandboxRecord, containers: Mapping[str, bytes | None]) -> None:
         self.sandboxes[record.id] = record

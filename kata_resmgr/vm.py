@@ -123,6 +123,7 @@ class Vm:
         self._grace = Grace()
         self._grow_from = 0.0
         self._refusals = 0
+        self._unsatisfied_since: float | None = None
         self._waiters: dict[_Waiter, None] = {}  # in order of arrival
         self._driver: Hypervisor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -168,6 +169,12 @@ class Vm:
     @property
     def satisfied(self) -> bool:
         return self.effective >= self._desired
+
+    @property
+    def unsatisfied(self) -> float:
+        """Seconds for which less was there than desired."""
+        since = self._unsatisfied_since
+        return 0.0 if since is None or self._machine is None else self._now() - since
 
     @property
     def _at_rest(self) -> bool:
@@ -566,6 +573,10 @@ class Vm:
 
     def _settle(self) -> None:
         """Tell those whose goal is reached."""
+        if self.satisfied or self._machine is None:
+            self._unsatisfied_since = None
+        elif self._unsatisfied_since is None:
+            self._unsatisfied_since = self._now()
         for waiter in self._waiters:
             if not waiter.future.done() and self.reached(waiter.goal):
                 waiter.future.set_result(True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import msgspec
 
-from kata_resmgr import __version__, view
+from kata_resmgr import __version__, metrics, view
 from kata_resmgr.api import queries
 from kata_resmgr.api.answers import API_VERSION, Answer, Stream, Text
 from kata_resmgr.api.bodies import (
@@ -52,14 +52,30 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     body: Any
 
 
+class Handler(Protocol):
+    """Serves a route. Its name says what it does."""
+
+    __name__: str
+
+    async def __call__(self, call: Call, /) -> Answer:
+        """Raises :class:`Problem`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What serves one method of one path. ``body`` None: it takes none, and what is sent is not looked at."""
 
-    handler: Callable[[Call], Awaitable[Answer]]
+    handler: Handler
     query: frozenset[str] = frozenset()
     body: msgspec.json.Decoder[Any] | None = None
     body_optional: bool = False
+    changes: bool = True
+    """Whether it may change something, where its method is not GET."""
+
+    @property
+    def op(self) -> str:
+        """What it is called in metrics and in the API's description."""
+        return self.handler.__name__.lstrip("_")
 
 
 class NoSuchMethod(Problem):
@@ -117,6 +133,10 @@ async def _ready(call: Call) -> Answer:
 
 async def _plan(call: Call) -> Answer:
     return Answer(200, await call.manager.plan(read_plan(call.body)))
+
+
+async def _metrics(call: Call) -> Answer:
+    return Answer(200, Text(metrics.CONTENT_TYPE, await call.manager.metrics_text()))
 
 
 async def _events(call: Call) -> Answer:
@@ -262,7 +282,8 @@ _ROUTES: dict[str, dict[str, Route]] = {
     "version": {"GET": Route(_version)},
     "healthz": {"GET": Route(_alive)},
     "readyz": {"GET": Route(_ready)},
-    "v1/plan": {"POST": Route(_plan, body=_takes(PlanBody))},
+    "metrics": {"GET": Route(_metrics)},
+    "v1/plan": {"POST": Route(_plan, body=_takes(PlanBody), changes=False)},
     "v1/events": {"GET": Route(_events, frozenset({"since", "sandbox", "follow"}))},
     "v1/sandboxes": {"GET": Route(_list_sandboxes, frozenset({"phase"}))},
     "v1/sandboxes/*": {

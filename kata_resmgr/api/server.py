@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -133,12 +134,34 @@ class Api:
             if not self._running:
                 self._idle.set()
         if request.method != "GET":
-            ms = 1000 * (time.perf_counter() - began)
+            seconds = time.perf_counter() - began
             # Later than the answer, and than the caller's next request: while a hypervisor works there is time for it.
-            asyncio.get_running_loop().call_later(
-                _LOG_AFTER, _log_change, request.method, request.target, response.status, code, connection.peer, ms
-            )
+            later = partial(self._account, request, response.status, code, connection.peer, seconds)
+            asyncio.get_running_loop().call_later(_LOG_AFTER, later)
         return response
+
+    def _account(self, request: Request, status: int, code: str | None, peer: peers.Peer, seconds: float) -> None:
+        """Count what was asked and log it, unless it could not have changed anything."""
+        try:
+            route, sandbox, container = find(request.method, request.target.partition("?")[0])
+        except Problem:
+            op, changes, names = "none", True, {}
+        else:
+            op, changes = route.op, route.changes
+            names = {"sandbox": sandbox, "container": container}
+        self._manager.metrics.operation(op, code or ("accepted" if status == 202 else "ok"), seconds)
+        if changes:
+            log.info(
+                "change",
+                method=request.method[:16],
+                path=request.target[:256],
+                **{what: name for what, name in names.items() if name},
+                status=status,
+                code=code,
+                pid=peer.pid,
+                uid=peer.uid,
+                ms=round(1000 * seconds, 3),
+            )
 
     async def _answer(self, request: Request, connection: Connection) -> Answer:
         if not connection.peer.allowed:
@@ -164,19 +187,6 @@ class Api:
             return await route.handler(call)
         except RecursionError as error:  # nothing here recurses but over the body's own nesting
             raise Problem(Code.INVALID_BODY, "the body is nested too deeply; flatten it") from error
-
-
-def _log_change(method: str, path: str, status: int, code: str | None, peer: peers.Peer, ms: float) -> None:
-    log.info(
-        "change",
-        method=method[:16],
-        path=path[:256],
-        status=status,
-        code=code,
-        pid=peer.pid,
-        uid=peer.uid,
-        ms=round(ms, 3),
-    )
 
 
 def _body(request: Request, route: Route) -> Any:  # noqa: ANN401 - the route's own type

@@ -20,6 +20,7 @@ from kata_resmgr.api.server import Api
 from kata_resmgr.events import Events
 from kata_resmgr.host import Host
 from kata_resmgr.manager import ResourceManager, SandboxSpec
+from kata_resmgr.metrics import Metrics
 from kata_resmgr.plan import Planned, Request, dry_run
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience
@@ -51,6 +52,8 @@ class ScriptedManager(ResourceManager):
 
     def __init__(self) -> None:
         self.events = Events(MemoryStore())
+        self.metrics = Metrics(self.events, lambda: 0)
+        self._sandboxes = {}
         self.calls: list[tuple[Any, ...]] = []
         self.raises: Exception | None = None
         self.gate: asyncio.Event | None = None
@@ -159,11 +162,9 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A running API."""
+class Door:
+    """The socket at which an API is asked."""
 
-    api: Api
-    manager: ScriptedManager
     path: str
 
     async def raw(self, data: bytes) -> Reply:
@@ -182,6 +183,14 @@ class Served:
         if data is not None:
             head += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
         return await self.raw("\r\n".join([*head, "", ""]).encode() + (data or b""))
+
+
+@dataclass(frozen=True)
+class Served(Door):
+    """A running API."""
+
+    api: Api
+    manager: ScriptedManager
 
 
 async def read_reply(reader: asyncio.StreamReader) -> Reply:
@@ -212,7 +221,7 @@ async def serving(group: int | None = None, mode: int = 0o600) -> AsyncIterator[
         api = Api(manager, group)
         await api.start([listener])
         try:
-            yield Served(api, manager, path)
+            yield Served(path, api, manager)
         finally:
             if manager.gate is not None:
                 manager.gate.set()
