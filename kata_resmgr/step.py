@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -104,6 +105,7 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
     keep: int
     """What :class:`Grace` says; 0 when a shrink may start at once."""
     keep_until: float | None
+    """Infinite while what somebody else plugged is let stand."""
     grow_from: float
     """Not to be grown before then: the pause after a refusal; infinite while a foreign removal is let stand."""
     removable: bool
@@ -167,9 +169,9 @@ def _times(s: Situation, stays: int) -> Iterable[float]:
     if s.removable:
         for removal in s.pending.values():
             yield removal.due
-        if s.keep_until is not None and stays > s.desired:
+        if s.keep_until is not None and s.keep_until != inf and stays > s.desired:
             yield s.keep_until
-    if stays < s.desired and s.growable and s.max_vcpus > len(s.plugged.vcpus) and s.grow_from != float("inf"):
+    if stays < s.desired and s.growable and s.max_vcpus > len(s.plugged.vcpus) and s.grow_from != inf:
         yield s.grow_from
 
 

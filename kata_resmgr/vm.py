@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 import structlog
 
@@ -122,6 +123,7 @@ class Vm:
         self._removed_any = False
         self._grace = Grace()
         self._grow_from = 0.0
+        self._lets_stand = False
         self._refusals = 0
         self._unsatisfied_since: float | None = None
         self._waiters: dict[_Waiter, None] = {}  # in order of arrival
@@ -231,18 +233,21 @@ class Vm:
                 self._tell("vcpus.desired", vcpus=desired, before=self._desired)
             self._grace.note(self._desired, desired, self._now() + self._config.shrink_delay)
             self._desired = desired
+            self._lets_stand = False
             self._wake()
         self._settle()
 
     def try_again(self) -> None:
         """An operation asks for vCPUs: do not wait out the pause after an earlier refusal."""
         self._grow_from = 0.0
+        self._lets_stand = False
         self._refusals = 0
         self._wake()
 
     def shrink_now(self) -> None:
         """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
         self._grace.end()
+        self._lets_stand = False
         self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
         self._wake()
 
@@ -530,8 +535,11 @@ class Vm:
             message = f"changed by somebody else: {len(before.vcpus)} vCPUs before, {len(after.vcpus)} now"
             self._conditions.only(Kind.FOREIGN_CHANGE, "vcpus", message)
             self._log.warning("foreign change", came=came, went=went)
+        # No fight until the next operation or reconcile: what they took is not replaced, and ours do not go for theirs.
         if went:
-            self._grow_from = float("inf")  # no fight: until the next operation or reconcile
+            self._grow_from = inf
+        if came:
+            self._lets_stand = True
 
     def _refused(self, refusal: str) -> None:
         """A step was refused: every operation that still waits for more than what is plugged fails."""
@@ -621,8 +629,8 @@ class Vm:
             plugged=self._plugged,
             max_vcpus=self._machine.max_vcpus if self._machine is not None else 0,
             pending=self._pending,
-            keep=self._grace.highest(now),
-            keep_until=self._grace.ends(),
+            keep=len(self._plugged.vcpus) if self._lets_stand else self._grace.highest(now),
+            keep_until=inf if self._lets_stand else self._grace.ends(),
             grow_from=self._grow_from,
             removable=self._removable(),
             growable=self._growable(),

@@ -192,6 +192,25 @@ async def test_what_somebody_else_takes_is_not_fought_over_until_the_next_operat
 
 
 @virtual
+async def test_ours_do_not_go_for_those_of_others_until_the_next_operation() -> None:
+    async with rig() as r:
+        await r.put("c1", cpus("2"))
+        r.vm.plug_foreign()
+        await r.pass_time(60)
+        assert (r.plugged, r.state.surplus.vcpus, r.state.surplus.reason) == (4, 1, "grace")
+        assert (r.condition("ForeignChange") is not None, r.condition("Surplus")) == (True, None)
+        await r.put("c1", cpus("1"))
+        await r.pass_time(60)
+        assert (r.plugged, r.state.converged) == (2, True)
+        r.vm.plug_foreign()
+        await r.pass_time(60)
+        await r.put("c1", cpus("2"))
+        assert r.plugged == 3
+        await r.sandbox.reconcile(Patience(wait=1))
+        assert (r.plugged, r.state.converged) == (3, True)
+
+
+@virtual
 async def test_a_foreign_change_that_our_own_plug_reads_back_is_told() -> None:
     async with rig() as r:
         r.vm.stall()

@@ -115,6 +115,7 @@ def test_growing(situation: Situation, step: AddVcpus | RemoveVcpus | Idle) -> N
         (_situation(desired=3, ours=3, pending={"v2": REPEATED}), RemoveVcpus(("v2",))),
         # A lower target must have stood for a while
         (_situation(desired=2, ours=3, keep=4, keep_until=NOW + 5), Idle(NOW + 5)),
+        (_situation(desired=2, ours=3, keep=4, keep_until=NEVER), Idle(None)),
         (_situation(desired=1, ours=3, keep=3, keep_until=NOW + 5), RemoveVcpus(("v2",))),
         (_situation(desired=1, ours=3, keep=3, keep_until=NOW + 5, pending={"v2": FRESH}), Idle(NOW + 1)),
         (_situation(desired=1, ours=3, keep=3, keep_until=NOW + 0.5, pending={"v2": FRESH}), Idle(NOW + 0.5)),
