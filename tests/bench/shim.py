@@ -27,16 +27,11 @@ class Shim:
     def call(self, request: bytes) -> bytes:
         """Send it, and wait for the whole answer, which must be a success; its body."""
         self._socket.sendall(request)
-        answer = self._socket.recv(65536)
-        while (end := answer.find(b"\r\n\r\n")) < 0:
+        answer = self._more()
+        while (body := body_of(answer)) is None:
             answer += self._more()
         assert answer.startswith(b"HTTP/1.1 2"), answer
-        head = answer[:end].lower()
-        at = head.find(b"content-length: ")
-        length = int(head[at + 16 : head.find(b"\r\n", at) if head.find(b"\r\n", at) > 0 else end]) if at > 0 else 0
-        while len(answer) < end + 4 + length:
-            answer += self._more()
-        return answer[end + 4 :]
+        return body
 
     def _more(self) -> bytes:
         data = self._socket.recv(65536)
@@ -45,3 +40,14 @@ class Shim:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def body_of(answer: bytes) -> bytes | None:
+    """The body of an answer; None while it has not come whole."""
+    end = answer.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    head = answer[:end].lower()
+    at = head.find(b"content-length: ")
+    length = int(head[at + 16 :].partition(b"\r\n")[0]) if at > 0 else 0
+    return answer[end + 4 :] if len(answer) >= end + 4 + length else None
