@@ -50,12 +50,12 @@ class Conditions:
         for condition in self._held.values():
             tell("condition.raised", type=condition.type, reason=condition.reason, message=condition.message)
 
-    def hold(self, kind: Kind, reason: str, message: str) -> None:
-        """The condition is in force; *since* stays what it was while kind and reason stay."""
+    def hold(self, kind: Kind, reason: str, message: str, since: str | None = None) -> None:
+        """The condition is in force, from now on or as given; *since* stays what it was while kind and reason stay."""
         present = self._held.get((kind, reason))
         line = one_line(message)
         if present is None or present.message != line:
-            since = self._now() if present is None else present.since
+            since = present.since if present is not None else since or self._now()
             self._held[kind, reason] = view.Condition(type=kind, reason=reason, message=line, since=since)
             if present is None and self._tell is not None:
                 self._tell("condition.raised", type=kind, reason=reason, message=line)

@@ -52,7 +52,12 @@ def declare(config: SandboxConfig, annotations: Mapping[str, str], resources: by
 
 def resized(config: SandboxConfig, present: Declaration, update: bytes) -> Declaration:
     """*present* with *update* merged into it, as an update of a container is (SPEC 4)."""
-    merged = _declaration(config, oci.merge(present.text, update), RESIZE, RESIZE)
+    return become(config, present, oci.merge(present.text, update))
+
+
+def become(config: SandboxConfig, present: Declaration, text: bytes) -> Declaration:
+    """What is declared where a resize has made *text* of *present*."""
+    merged = _declaration(config, text, RESIZE, RESIZE)
     return Declaration(
         merged.text,
         merged.size,

@@ -15,7 +15,7 @@ import msgspec
 
 from kata_resmgr import declared, demand, explain, oci, sizing
 from kata_resmgr.config import SandboxConfig, Settings
-from kata_resmgr.declared import Declaration
+from kata_resmgr.declared import Declaration, become
 from kata_resmgr.demand import ContainerTable, Record, Sums
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
@@ -85,8 +85,16 @@ class Ledger:
     """One sandbox's. Every method that raises :class:`Problem` leaves all as it was."""
 
     def __init__(
-        self, config: SandboxConfig, declared: Declaration, boot: BootSize, containers: Mapping[str, bytes] = NOTHING
+        self,
+        config: SandboxConfig,
+        declared: Declaration,
+        boot: BootSize,
+        containers: Mapping[str, bytes] = NOTHING,
+        *,
+        resized: bytes | None = None,
+        held: int | None = None,
     ) -> None:
+        """*resized* and *held*: what a resize has made of the declared record, and what ``compat`` holds."""
         self._config = config
         self._declared = declared
         self._boot = boot
@@ -94,9 +102,9 @@ class Ledger:
         self.table = ContainerTable()
         for name, text in containers.items():
             self.table.set(name, self.record(text))
-        self.resized: Declaration | None = None
+        self.resized = None if resized is None else become(config, declared, resized)
         """What a pod-level resize has made of the declared size; None: never resized."""
-        self.now = self._assess(None)
+        self.now = self._assess(held)
 
     @property
     def boot(self) -> BootSize:

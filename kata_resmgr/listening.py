@@ -22,7 +22,7 @@ class Listener:
         self._path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _make_directory(path.parent, group)
+            make_directory(path.parent, group)
             self._bind()
             if group is not None:
                 os.chown(path, -1, group)
@@ -56,7 +56,8 @@ class Listener:
             os.umask(mask)
 
 
-def _make_directory(directory: Path, group: int | None) -> None:
+def make_directory(directory: Path, group: int | None) -> None:
+    """Make it, where it is not there: for root alone, or for *group* to pass through too. Raises :class:`OSError`."""
     if directory.is_dir():
         return
     directory.mkdir(mode=0o700, parents=True)

@@ -7,24 +7,33 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from hypervisors.base import Hypervisor
 from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import SandboxConfig, Settings
+from kata_resmgr.declared import declare
 from kata_resmgr.events import Events, Teller
 from kata_resmgr.ledger import registered
 from kata_resmgr.metrics import MeasuredHypervisor, Metrics
 from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
-from kata_resmgr.store import Attachment, Store
+from kata_resmgr.store import Attachment, Kept, Store
 from kata_resmgr.vm import Goal
 
 SANDBOXES_MAX = 10_000
 """Sandboxes of one daemon: more VMs than a host runs, and a bound on what callers can make it keep."""
+ADOPTED_AT_ONCE = 64
+"""How many VMs are being reached at the same time at the start."""
+ADOPTION = 1.0
+"""Seconds for which VMs that do not answer may hold up the start; they are served as ``unreachable`` then."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,37 @@ class ResourceManager:
         self._store = store
         self._drivers = open_driver
         self._sandboxes: dict[str, Sandbox] = {}
+        self._expiring: set[asyncio.Task[None]] = set()
+
+    async def adopt(self) -> None:
+        """After a restart: take up what is kept, and go on with the VMs that still are those that they were.
+
+        Returns when each VM has been reached or has failed to be, at the latest after :data:`ADOPTION`. A sandbox of
+        which nothing can be made is put aside, and holds up nobody. Raises :class:`Problem` ``state_unavailable``.
+        """
+        gate = asyncio.Semaphore(ADOPTED_AT_ONCE)
+        waiting: list[asyncio.Future[None]] = []
+        kept_sandboxes = self._store.load()
+        for kept in kept_sandboxes:
+            name = kept.record.id
+            try:
+                sandbox = self._restored(kept)
+            except Exception as error:
+                log.error("a sandbox cannot be restored", sandbox=name, reason=str(error), exc_info=error)
+                self._store.set_aside(name, str(error))
+                continue
+            self._sandboxes[name] = sandbox
+            if kept.undone:
+                log.info("operations were under way, and are undone", sandbox=name, operations=kept.undone)
+            socket = sandbox.socket or ""
+            reached = sandbox.adopt(kept, partial(self._open_driver, sandbox.plan.config, socket), gate)
+            if reached is not None:
+                waiting.append(reached)
+        if waiting:
+            await asyncio.wait(waiting, timeout=ADOPTION)
+        if kept_sandboxes:
+            late = sum(not reached.done() for reached in waiting)
+            log.info("adopted", sandboxes=len(self._sandboxes), vms=len(waiting), late=late)
 
     # Sandboxes
 
@@ -59,8 +99,9 @@ class ResourceManager:
         if present is None:
             if len(self._sandboxes) >= SANDBOXES_MAX:
                 raise Problem(Code.TOO_MANY, f"there are {SANDBOXES_MAX} sandboxes, the most: delete some first")
+            plan = self._plan(sandbox_id, spec, None)
             tell = Teller(self.events, sandbox_id)
-            sandbox = Sandbox(sandbox_id, self._plan(sandbox_id, spec, None), self._store, tell)
+            sandbox = Sandbox(sandbox_id, plan, self._store, tell, expire=partial(self._expire, sandbox_id))
             self._sandboxes[sandbox_id] = sandbox
             return Outcome(sandbox.state(), created=True)
         if spec != self._spec_of(present, spec):
@@ -82,10 +123,14 @@ class ResourceManager:
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Forget it; the VM is left alone. What is absent is deleted already."""
-        sandbox = self._sandboxes.pop(sandbox_id, None)
+        sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             return
-        await sandbox.forget()
+
+        def forgotten() -> None:
+            del self._sandboxes[sandbox_id]
+
+        await sandbox.forget(forgotten)
         with contextlib.suppress(OSError):  # not ours, or the VM's socket is still in it
             self.settings.daemon.vm_directory(sandbox_id).rmdir()
 
@@ -164,8 +209,22 @@ class ResourceManager:
         return run.answer(steps)
 
     async def close(self) -> None:
-        """Let go of all VMs; they run on."""
-        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()))
+        """Let go of all VMs, which run on, and of the state, which stays."""
+        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()), *self._expiring)
+        self._store.close()
+
+    def _expire(self, sandbox_id: str) -> None:
+        """A VM has been lost for so long that its sandbox is forgotten."""
+        task = asyncio.create_task(self._forget_lost(sandbox_id))
+        self._expiring.add(task)
+        task.add_done_callback(self._expiring.discard)
+
+    async def _forget_lost(self, sandbox_id: str) -> None:
+        try:
+            await self.delete_sandbox(sandbox_id)
+            log.info("a lost sandbox is forgotten", sandbox=sandbox_id)
+        except Problem as problem:
+            log.warning("a lost sandbox cannot be forgotten", sandbox=sandbox_id, reason=problem.detail)
 
     # How a sandbox is to be
 
@@ -190,6 +249,21 @@ class ResourceManager:
 
     def _open_driver(self, config: SandboxConfig, socket: str) -> Hypervisor:
         return MeasuredHypervisor(self._drivers(config, socket), config.hypervisor, self.metrics)
+
+    def _restored(self, kept: Kept) -> Sandbox:
+        """Raises :class:`Problem` where what is kept contradicts itself."""
+        record = kept.record
+        plan = Plan(
+            config=record.config,
+            resources=record.resources,
+            annotations=dict(record.annotations),
+            declared=declare(record.config, record.annotations, record.resources),
+            boot=record.boot,
+            notes=record.notes,
+            vmm=vmm.qemu(record.boot, record.monitor),
+        )
+        tell = Teller(self.events, record.id)
+        return Sandbox(record.id, plan, self._store, tell, kept, partial(self._expire, record.id))
 
     def _directory(self, sandbox_id: str, named: str | None) -> Path:
         """Where the monitor's socket shall be: the caller's directory, or one made here."""

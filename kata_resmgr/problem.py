@@ -44,6 +44,7 @@ class Code(Enum):
     HYPERVISOR_REFUSED = ("hypervisor_refused", 502, "The hypervisor refused", False)
     HYPERVISOR_UNREACHABLE = ("hypervisor_unreachable", 503, "The hypervisor cannot be reached", True)
     SHUTTING_DOWN = ("shutting_down", 503, "The daemon is stopping", True)
+    STATE_UNAVAILABLE = ("state_unavailable", 503, "The state cannot be written", True)
     HYPERVISOR_TIMEOUT = ("hypervisor_timeout", 504, "Not reached in time", True)
 
     def __init__(self, text: str, status: int, title: str, retryable: bool) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import msgspec
+import structlog
 
 from hypervisors.base import Hypervisor
 from kata_resmgr import explain, oci, view
-from kata_resmgr.conditions import Conditions, Kind
+from kata_resmgr.conditions import Conditions, Kind, timestamp
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.declared import Declaration
-from kata_resmgr.demand import Record
 from kata_resmgr.events import Teller
 from kata_resmgr.lanes import Lanes
 from kata_resmgr.ledger import Edit, Ledger, Made
@@ -27,8 +27,8 @@ from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sizing import BootSize, exact_text
 from kata_resmgr.step import Removal
-from kata_resmgr.store import Attachment, SandboxRecord, Store
-from kata_resmgr.vm import Goal, Phase, Vm
+from kata_resmgr.store import NO_CHANGES, Attachment, Changes, Kept, KnownVm, SandboxRecord, StateUnavailable, Store
+from kata_resmgr.vm import Adoption, Goal, Phase, Vm
 from kata_resmgr.weight import cpu_weight
 
 
@@ -60,33 +60,43 @@ class Plan:
     vmm: view.Vmm
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """What outlives this process beside the table: never what an operation that still waits has put in place."""
-
-    resized: bytes | None
-    held: int | None
-
-
-NO_CHANGES: Mapping[str, bytes | None] = MappingProxyType({})
 THE_SANDBOX = ""
 """The lane of operations on the sandbox itself: no container has this id."""
+LOST_KEPT = 3600.0
+"""Seconds for which a sandbox is kept whose VM's process is gone."""
+
+
+def _never() -> None:
+    """Nobody to tell."""
 
 
 class Sandbox:
     """One sandbox. All methods belong to the event loop's thread and raise :class:`Problem`."""
 
-    def __init__(self, sandbox_id: str, plan: Plan, store: Store, tell: Teller) -> None:
+    def __init__(
+        self,
+        sandbox_id: str,
+        plan: Plan,
+        store: Store,
+        tell: Teller,
+        kept: Kept | None = None,
+        expire: Callable[[], None] = _never,
+    ) -> None:
+        """A new one, or as it was *kept*. *expire* is called when its VM has been lost for :data:`LOST_KEPT`."""
         self.id = sandbox_id
         self._tell = tell
         self._store = store
+        self._log = structlog.get_logger().bind(sandbox=sandbox_id)
         self._lanes = Lanes()
         self._life_cycle = asyncio.Lock()
         self._generation = 0
-        self._attachment: Attachment | None = None
-        self._ever_attached = False
         self._forgotten = False
-        self._register(plan, {})
+        self._expire = expire
+        self._expiry: asyncio.TimerHandle | None = None
+        if kept is None:
+            self._register(plan, {})
+        else:
+            self._restore(plan, kept)
 
     # Life cycle
 
@@ -98,7 +108,8 @@ class Sandbox:
     @property
     def socket(self) -> str | None:
         """Where the attached VM is."""
-        return None if self._attachment is None else self._attachment.socket
+        attachment = self._kept.attachment
+        return None if attachment is None else attachment.socket
 
     @property
     def phase(self) -> Phase:
@@ -108,7 +119,7 @@ class Sandbox:
         """Take *plan* in place of the present one; :class:`Problem` ``conflict`` once a VM has been attached."""
         async with self._life_cycle:
             self._must_be_known()
-            if self._ever_attached:
+            if self._kept.ever_attached:
                 raise Problem(
                     Code.CONFLICT,
                     "a VM has been attached, so the size stays: repeat the PUT as it was, or delete the sandbox first",
@@ -116,18 +127,81 @@ class Sandbox:
             self._register(plan, {name: record.text for name, record in self._ledger.table.records.items()})
 
     def _register(self, plan: Plan, containers: Mapping[str, bytes]) -> None:
-        self._plan = plan
-        self._ledger = Ledger(plan.config, plan.declared, plan.boot, containers)
-        self._answered = _Answered(None, None)
-        self._conditions = Conditions()
-        for note in plan.notes:
-            self._conditions.hold(Kind(note.type), note.reason, note.message)
-        self._vm = Vm(self.id, plan.config, self._conditions, self._learn_machine, self._keep_removals, self._tell)
-        self._aim()
-        self._generation += 1
-        self._keep()
+        ledger = Ledger(plan.config, plan.declared, plan.boot, containers)
+        record = SandboxRecord(
+            id=self.id,
+            config=plan.config,
+            boot=plan.boot,
+            fitted=plan.boot,
+            notes=plan.notes,
+            since=timestamp(),
+            resources=plan.resources,
+            annotations=plan.annotations,
+            resized=None,
+            held_vcpus=None,
+            monitor=plan.vmm.monitor,
+            ever_attached=False,
+            attachment=None,
+            vm=None,
+            removed_any=False,
+            held=False,
+        )
+        self._save(record)
+        self._begin(plan, ledger)
         self._tell("sandbox.created", vcpus=plan.boot.vcpus, memoryBytes=plan.boot.memory)
         self._conditions.tell_to(self._tell)
+
+    def _restore(self, plan: Plan, kept: Kept) -> None:
+        record = kept.record
+        if record.vm is None:  # an attachment that came to no end, and was not answered
+            record = replace(record, attachment=None)
+        self._kept = record
+        asked = Ledger(
+            plan.config, plan.declared, record.fitted, kept.containers, resized=record.resized, held=record.held_vcpus
+        )
+        self._begin(plan, asked)
+        self._conditions.tell_to(self._tell)
+
+    def _begin(self, plan: Plan, ledger: Ledger) -> None:
+        """Without a VM yet."""
+        self._plan, self._ledger = plan, ledger
+        self._conditions = Conditions()
+        for note in plan.notes:
+            self._conditions.hold(Kind(note.type), note.reason, note.message, self._kept.since)
+        self._vm = Vm(
+            self.id,
+            plan.config,
+            self._conditions,
+            self._learn_machine,
+            self._keep_removals,
+            self._note_lost,
+            self._tell,
+        )
+        self._aim()
+        self._generation += 1
+
+    def adopt(
+        self, kept: Kept, open_driver: Callable[[], Hypervisor], gate: asyncio.Semaphore
+    ) -> asyncio.Future[None] | None:
+        """After a restart: go on with the VM that was driven before, if it still is that one.
+
+        Returned is what is done when the VM has been reached, or could not be at the first attempt; None where there
+        is nothing to wait for.
+        """
+        record = self._kept
+        if record.held:
+            self._vm.stay_held()
+        if record.vm is None:
+            return None
+        if record.fitted.static and not record.boot.static:
+            self._say_static()
+        if record.lost_at is not None or not (record.vm.process is None or record.vm.process.lives()):
+            self._vm.find_lost(record.vm)
+            return None
+        self._vm.resizes = not record.fitted.static
+        grace = self._plan.config.shrink_delay if kept.complete else float("inf")
+        adoption = Adoption(record.vm, kept.removals, record.removed_any, self._now() + grace)
+        return self._vm.adopt(open_driver, adoption, gate)
 
     async def attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> view.Sandbox:
         """Drive this VM: connect, read back; converging goes on. The same VM again only reads back."""
@@ -135,63 +209,69 @@ class Sandbox:
             self._must_be_known()
             if self._vm.held:
                 raise Problem(Code.HELD, "the sandbox is held: release it first, then attach", retry_after=1)
-            if self._vm.phase in (Phase.RUNNING, Phase.UNREACHABLE) and self._attachment is not None:
-                if not self._attachment.may_be(attachment):
-                    raise Problem(
-                        Code.CONFLICT, f"the VM at {self._attachment.socket} is attached: detach it first (DELETE vm)"
-                    )
+            present = self._kept.attachment
+            if self._vm.phase in (Phase.RUNNING, Phase.UNREACHABLE) and present is not None:
+                if not present.may_be(attachment):
+                    raise Problem(Code.CONFLICT, f"the VM at {present.socket} is attached: detach it first (DELETE vm)")
                 await self._vm.read_back(self._end(Patience()))
-                self._attachment = attachment
+                self._save(replace(self._kept, attachment=attachment))
                 self._learn_machine()
             else:
                 await self._attach(attachment, open_driver)
             self._aim()
-            self._keep()
             return self.state()
 
     async def _attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> None:
-        self._attachment = attachment
+        self._save(replace(self._without_vm(), attachment=attachment))
+        self._stop_expiry()
         try:
-            await self._vm.attach(open_driver)
-            machine = self._vm.machine
-            if attachment.pid is not None and machine is not None and machine.pid not in (None, attachment.pid):
-                raise Problem(
-                    Code.CONFLICT, f"pid {attachment.pid} was given, pid {machine.pid} answers: name the VMM's own"
-                )
+            await self._vm.attach(open_driver, attachment.pid)
         except Problem:
-            await self._let_go()
+            with suppress(StateUnavailable):  # a restart undoes what has never been reached
+                self._save(self._without_vm())
+            await self._drop_vm()
             raise
-        self._ever_attached = True
 
     async def detach(self) -> None:
         """Let go of the VM, which runs on."""
         async with self._life_cycle:
-            await self._let_go()
+            self._must_be_known()
+            self._save(self._without_vm())
+            await self._drop_vm()
 
-    async def forget(self) -> None:
-        """The sandbox is no more; the VM is left alone."""
+    async def forget(self, forgotten: Callable[[], None] = _never) -> None:
+        """The sandbox is no more; the VM is left alone. *forgotten* is called when that is kept, before it returns."""
         async with self._life_cycle:
-            self._forgotten = True
-            await self._let_go()
+            if self._forgotten:
+                return
             self._store.forget_sandbox(self.id)
+            self._forgotten = True
+            forgotten()
+            await self._drop_vm()
             self._tell("sandbox.deleted")
 
     async def close(self) -> None:
         """The daemon ends: let go of the VM, forget nothing."""
+        self._stop_expiry()
         await self._vm.detach()
 
     async def hold(self) -> view.Sandbox:
         """No more calls to the hypervisor, from when this returns."""
         self._must_be_known()
         await self._vm.hold(self._end(Patience()))
-        self._keep()
+        if not self._kept.held:
+            try:
+                self._save(replace(self._kept, held=True))
+            except StateUnavailable:
+                self._vm.release()
+                raise
         return self.state()
 
     def release(self) -> None:
         """The end of the hold: read back and converge."""
         if self._vm.held:
+            self._save(replace(self._kept, held=False))
             self._vm.release()
-            self._keep()
 
     async def reconcile(self, patience: Patience) -> Outcome:
         """Read back and converge now, shrinks included; without a wait the answer comes after the read-back."""
@@ -219,7 +299,7 @@ class Sandbox:
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
             created = self._ledger.table.get(container_id) is None
-            settled = await self._carry_out(self._ledger.put(container_id, record), patience, end)
+            settled = await self._carry_out(container_id, self._ledger.put(container_id, record), patience, end)
             return self.container(container_id), Outcome(self.state(), settled, created)
 
     async def patch(self, container_id: str, text: bytes, patience: Patience) -> tuple[view.Container, Outcome]:
@@ -227,7 +307,7 @@ class Sandbox:
         oci.decode(text)
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            settled = await self._carry_out(self._ledger.patch(container_id, text), patience, end)
+            settled = await self._carry_out(container_id, self._ledger.patch(container_id, text), patience, end)
             return self.container(container_id), Outcome(self.state(), settled)
 
     async def put_all(self, texts: Mapping[str, msgspec.Raw], patience: Patience) -> Outcome:
@@ -237,7 +317,7 @@ class Sandbox:
         }
         end = self._end(patience)
         async with self._lanes.all(end):
-            settled = await self._carry_out(self._ledger.put_all(records), patience, end)
+            settled = await self._carry_out(THE_SANDBOX, self._ledger.put_all(records), patience, end)
             return Outcome(self.state(), settled)
 
     async def delete(self, container_id: str, patience: Patience) -> bool:
@@ -247,7 +327,7 @@ class Sandbox:
         """
         end = self._end(patience)
         async with self._lanes.one(container_id, end):
-            return await self._carry_out(self._ledger.delete(container_id), patience, end)
+            return await self._carry_out(container_id, self._ledger.delete(container_id), patience, end)
 
     async def resize(self, text: bytes, patience: Patience) -> Outcome:
         """A pod-level resize: merge *text* into what the sandbox declares. The boot size stays."""
@@ -255,7 +335,7 @@ class Sandbox:
         end = self._end(patience)
         async with self._lanes.one(THE_SANDBOX, end):
             self._must_be_known()
-            settled = await self._carry_out(self._ledger.resize(text), patience, end)
+            settled = await self._carry_out(THE_SANDBOX, self._ledger.resize(text), patience, end)
             return Outcome(self.state(), settled)
 
     def container(self, container_id: str) -> view.Container:
@@ -338,10 +418,10 @@ class Sandbox:
 
     # Changing the table
 
-    async def _carry_out(self, edit: Edit | None, patience: Patience, end: float) -> bool:
+    async def _carry_out(self, operation: str, edit: Edit | None, patience: Patience, end: float) -> bool:
         """Make *edit* and, where it grows, wait for the VM; whether the wanted size is reached is returned.
 
-        It is kept when it is there. Raises with all as it was.
+        It is kept when it is there. Raises with all as it was. *operation* is its lane.
         """
         if edit is None:
             return await self._linger(patience, end)
@@ -350,21 +430,26 @@ class Sandbox:
         made = ledger.make(edit)
         lacks = self._vm.machine is not None and ledger.now.target.vcpus > self._vm.effective and self._vm.resizes
         grows = lacks and made.rises
-        if grows and (problem := self._vm.cannot_grow()) is not None:
+        try:
+            if not grows:
+                self._keep_edit(edit)
+            elif (problem := self._vm.cannot_grow()) is not None:
+                raise problem
+            else:  # it acts before it is kept: where nothing can be written, nothing is sent
+                self._store.begin(self.id, operation)
+        except Problem:
             ledger.take_back(made)
-            raise problem
+            raise
         self._generation += 1
 
         def undo() -> None:
             ledger.take_back(made)
             self._generation += 1
-            if ledger.now.held != self._answered.held:
-                self._keep_containers({})
             self._aim()
+            self._keep_undone(operation)
 
         if not grows:
             self._aim()
-            self._keep_edit(edit)
             self._tell_edit(made)
             return await self._linger(patience, end) if patience.wait is not None else True
         self._vm.try_again()
@@ -376,7 +461,12 @@ class Sandbox:
         except asyncio.CancelledError:
             undo()
             raise
-        self._keep_edit(edit)
+        self._must_be_known()
+        try:
+            self._keep_edit(edit, ends=operation)
+        except StateUnavailable:
+            undo()
+            raise
         self._tell_edit(made)
         return settled
 
@@ -417,69 +507,100 @@ class Sandbox:
     # The VM's side
 
     def _learn_machine(self) -> None:
-        """A machine is attached: cut the maximum to its own; one that cannot hot-plug is static from now on."""
-        machine = self._vm.machine
-        boot = self._plan.boot
-        if machine is None:
+        """A machine is attached: cut the maximum to its own; one that cannot hot-plug is static from now on.
+
+        Raises :class:`Problem` where it is not the VM that was named, or cannot be kept.
+        """
+        machine, attachment = self._vm.machine, self._kept.attachment
+        if machine is None or attachment is None:
             return
+        if attachment.pid is not None and machine.pid not in (None, attachment.pid):
+            raise Problem(
+                Code.CONFLICT, f"pid {attachment.pid} was given, pid {machine.pid} answers: name the VMM's own"
+            )
+        boot = self._plan.boot
         if not boot.static and not machine.vcpu_hotplug:
             boot = replace(boot, static=True, max_vcpus=boot.vcpus)
-            self._conditions.hold(
-                Kind.HOTPLUG_UNSUPPORTED, "vcpus", "the machine has no vCPU hot-plug: it keeps its boot size"
-            )
+            self._say_static()
         elif not boot.static:
             boot = replace(boot, max_vcpus=min(boot.max_vcpus, machine.max_vcpus))
-        if self._attachment is not None and self._attachment.memory_block is not None:
-            boot = replace(boot, granularity=max(boot.granularity, self._attachment.memory_block))
+        if attachment.memory_block is not None:
+            boot = replace(boot, granularity=max(boot.granularity, attachment.memory_block))
+        record = replace(self._kept, ever_attached=True, fitted=boot, vm=KnownVm(machine, self._vm.process))
+        if record != self._kept:
+            self._save(record)
         self._ledger.fit(boot)
         self._vm.resizes = not boot.static
         self._aim()
 
+    def _say_static(self) -> None:
+        text = "the machine has no vCPU hot-plug: it keeps its boot size"
+        self._conditions.hold(Kind.HOTPLUG_UNSUPPORTED, "vcpus", text)
+
+    def _note_lost(self) -> None:
+        """The VM's process is gone: the sandbox is kept for a while, counted from when that was first seen."""
+        if self._kept.lost_at is None:
+            try:
+                self._save(replace(self._kept, lost_at=self._now()))
+            except StateUnavailable as problem:
+                self._log.warning("that the VM is lost is not kept", reason=problem.detail)
+        since = self._now() if self._kept.lost_at is None else min(self._kept.lost_at, self._now())
+        self._stop_expiry()
+        self._expiry = asyncio.get_running_loop().call_at(since + LOST_KEPT, self._expire)
+
+    def _stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
     # Keeping
 
-    def _keep(self, changes: Mapping[str, bytes | None] = NO_CHANGES) -> None:
-        plan = self._plan
-        record = SandboxRecord(
-            id=self.id,
-            config=plan.config,
-            boot=plan.boot,
-            resources=plan.resources,
-            annotations=plan.annotations,
-            resized=self._answered.resized,
-            held_vcpus=self._answered.held,
-            monitor=plan.vmm.monitor,
-            attachment=self._attachment,
-            held=self._vm.held,
-        )
-        self._store.save_sandbox(record, changes)
+    def _save(self, record: SandboxRecord, changes: Changes = NO_CHANGES, ends: str | None = None) -> None:
+        """From now on *record* is what outlives this process: never what an operation that still waits has put in
+        place. Raises :class:`StateUnavailable` with all as it was.
+        """
+        self._store.save_sandbox(record, changes, ends)
+        self._kept = record
 
-    def _keep_containers(self, changes: Mapping[str, Record | None]) -> None:
-        texts = {name: None if record is None else record.text for name, record in changes.items()}
-        if self._ledger.now.held == self._answered.held:
-            self._store.save_containers(self.id, texts)
+    def _keep_edit(self, edit: Edit, ends: str | None = None) -> None:
+        texts = {name: None if record is None else record.text for name, record in edit.records.items()}
+        held = self._ledger.now.held
+        resized = self._kept.resized if edit.resized is None else edit.resized.text
+        if (held, resized) == (self._kept.held_vcpus, self._kept.resized):
+            self._store.save_containers(self.id, texts, ends)
         else:
-            self._answered = replace(self._answered, held=self._ledger.now.held)
-            self._keep(texts)
+            self._save(replace(self._kept, held_vcpus=held, resized=resized), texts, ends)
 
-    def _keep_edit(self, edit: Edit) -> None:
-        if edit.resized is None:
-            self._keep_containers(edit.records)
-        else:
-            self._answered = _Answered(edit.resized.text, self._ledger.now.held)
-            self._keep()
+    def _keep_undone(self, operation: str) -> None:
+        """An operation has failed and left nothing. Where that cannot be kept, a restart undoes it all the same."""
+        if self._forgotten:
+            return
+        held = self._ledger.now.held
+        try:
+            if held == self._kept.held_vcpus:
+                self._store.end(self.id, operation)
+            else:
+                self._save(replace(self._kept, held_vcpus=held), ends=operation)
+        except StateUnavailable as problem:
+            self._log.warning("that an operation has failed is not kept", reason=problem.detail)
 
     def _keep_removals(self, removals: Mapping[str, Removal]) -> None:
+        if removals and not self._kept.removed_any:
+            self._save(replace(self._kept, removed_any=True))
         self._store.save_removals(self.id, removals)
+
+    def _without_vm(self) -> SandboxRecord:
+        return replace(self._kept, fitted=self._plan.boot, attachment=None, vm=None, removed_any=False, lost_at=None)
 
     # Small things
 
-    async def _let_go(self) -> None:
+    async def _drop_vm(self) -> None:
+        self._stop_expiry()
         await self._vm.detach()
-        self._attachment = None
+        if not self._plan.boot.static:
+            self._conditions.clear(Kind.HOTPLUG_UNSUPPORTED, "vcpus")
         self._ledger.fit(self._plan.boot)
         self._aim()
-        if not self._forgotten:
-            self._keep()
 
     def _must_be_known(self) -> None:
         if self._forgotten:

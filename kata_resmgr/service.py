@@ -20,9 +20,11 @@ from hypervisors.qemu import QemuHypervisor
 from kata_resmgr import config, logs, systemd, watchdog
 from kata_resmgr.api.server import CONNECTIONS, Api
 from kata_resmgr.config import ConfigError, SandboxConfig, Settings
-from kata_resmgr.listening import Listener, ListenError
+from kata_resmgr.listening import Listener, ListenError, make_directory
 from kata_resmgr.manager import ResourceManager
-from kata_resmgr.store import MemoryStore
+from kata_resmgr.sqlite_store import SqliteStore
+from kata_resmgr.state_lock import StateError
+from kata_resmgr.store import StateUnavailable
 
 STOP_PATIENCE = 75.0
 """Seconds for which running operations may hold up the end: service managers kill after 90."""
@@ -41,15 +43,18 @@ def serve(path: Path | None) -> int:
         logs.configure(settings.daemon.log_level, settings.daemon.log_format)
         faulthandler.enable()  # a watchdog ends with SIGABRT: then stderr tells where it hung
         asyncio.run(_run(path, settings))
-    except (ConfigError, ListenError, systemd.InheritedError) as error:
+    except (ConfigError, ListenError, StateError, StateUnavailable, systemd.InheritedError) as error:
         print(f"kata-resmgr: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def assemble(settings: Settings) -> ResourceManager:
-    """The composition root: what the daemon keeps state in, and which driver drives which VM."""
-    return ResourceManager(settings, MemoryStore(), _driver)
+    """The composition root: what the daemon keeps state in, and which driver drives which VM.
+
+    Raises :class:`StateError`.
+    """
+    return ResourceManager(settings, SqliteStore(settings.daemon.state), _driver)
 
 
 def _driver(_: SandboxConfig, socket: str) -> Hypervisor:
@@ -57,18 +62,20 @@ def _driver(_: SandboxConfig, socket: str) -> Hypervisor:
 
 
 async def _run(path: Path | None, settings: Settings) -> None:
-    manager = assemble(settings)  # first: it holds the state, and a second daemon on it must not touch the socket
     group = _group(settings.daemon.socket_group)
+    _make_place(settings.daemon.state, group if settings.daemon.state.parent == settings.daemon.socket.parent else None)
+    manager = assemble(settings)  # first: it holds the state, and a second daemon on it must not touch the socket
     inherited = systemd.inherited_sockets()
     own = None if inherited else Listener(settings.daemon.socket, group)
     _allow_descriptors()
     api = Api(manager, group)
     try:
-        await api.start(inherited if own is None else [own.socket])
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        await manager.adopt()  # who connects meanwhile waits
+        await api.start(inherited if own is None else [own.socket])
         loop.add_signal_handler(signal.SIGHUP, _reload, path, manager)
         gc.collect()
         gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
@@ -99,6 +106,13 @@ def _reload(path: Path | None, manager: ResourceManager) -> None:
         log.error("configuration left as it was", reason=str(error))
         status = f"configuration left as it was: {error}"
     systemd.notify("READY=1", f"STATUS={status}")
+
+
+def _make_place(state: Path, group: int | None) -> None:
+    try:
+        make_directory(state.parent, group)
+    except OSError as error:
+        raise StateError(f"{state.parent}: the directory of [daemon] state cannot be made: {error.strerror}") from error
 
 
 def _group(name: str | None) -> int | None:

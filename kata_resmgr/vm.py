@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+import msgspec
 import structlog
 
 from hypervisors.base import (
@@ -48,10 +50,14 @@ from kata_resmgr.step import (
     pause,
     surplus_reason,
 )
+from kata_resmgr.store import KnownVm, StateUnavailable
 
 RECONNECT_FIRST = 0.1
 RECONNECT_LONGEST = 5.0
 """Seconds between attempts to reach a VM again: doubled from the first to the longest."""
+
+REMEMBER_AGAIN = 1.0
+"""Seconds until a removal that could not be recorded, and so was not sent, is tried again."""
 
 NOTHING = Plugged(vcpus=(), memory=0)
 
@@ -88,11 +94,23 @@ class _Waiter:
             self.undo()
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What was known of a VM before a restart."""
+
+    vm: KnownVm
+    removals: Mapping[str, Removal]
+    removed_any: bool
+    keep_until: float
+    """No vCPU that is found surplus is asked to leave before this time."""
+
+
 class Vm:
     """The VM of one sandbox, attached or not. All methods belong to the event loop's thread.
 
-    *on_machine* is called when a machine has been learned, before anything is compared with it; *keep* when the
-    removals have changed, before they are acted on.
+    *on_machine* is called when a machine has been learned, before anything is compared with it, and refuses it by
+    raising :class:`Problem`; *keep* when the removals have changed, before they are acted on (it raises
+    :class:`StateUnavailable`); *on_lost* when the VM's process has been found gone.
     """
 
     def __init__(
@@ -102,6 +120,7 @@ class Vm:
         conditions: Conditions,
         on_machine: Callable[[], None],
         keep: Callable[[Mapping[str, Removal]], None],
+        on_lost: Callable[[], None],
         tell: Teller,
     ) -> None:
         self._tell = tell
@@ -110,6 +129,7 @@ class Vm:
         self._conditions = conditions
         self._on_machine = on_machine
         self._keep = keep
+        self._on_lost = on_lost
         self.resizes = True
         """Whether the VM may be resized at all; its sandbox says so."""
         self._log = structlog.get_logger().bind(sandbox=name)
@@ -117,6 +137,8 @@ class Vm:
         self._held = False
         self._machine: Machine | None = None
         self._process: Process | None = None
+        self._pid: int | None = None
+        self._keep_until: float | None = None
         self._plugged = NOTHING
         self._desired = 0
         self._pending: dict[str, Removal] = {}
@@ -153,6 +175,11 @@ class Vm:
     def machine(self) -> Machine | None:
         """The machine that is attached, also while it cannot be reached."""
         return self._machine
+
+    @property
+    def process(self) -> Process | None:
+        """The machine's process, where anybody told its pid."""
+        return self._process
 
     @property
     def plugged(self) -> Plugged:
@@ -269,20 +296,64 @@ class Vm:
             timer.cancel()
             del self._waiters[waiter]
 
-    async def attach(self, open_driver: Callable[[], Hypervisor]) -> None:
-        """Connect and read back; from then on the loop converges. Not attached when it raises :class:`Problem`."""
+    async def attach(self, open_driver: Callable[[], Hypervisor], pid: int | None = None) -> None:
+        """Connect and read back; from then on the loop converges. Not attached when it raises :class:`Problem`.
+
+        *pid* is the VMM's as the caller gave it.
+        """
         await self.detach()
+        self._pid = pid
         first: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._run(open_driver, first))
         try:
             await first
+        except Problem:
+            await self.detach()
+            raise
         except HypervisorError as error:
             await self.detach()
             code = Code.MONITOR_BUSY if isinstance(error, Busy) else Code.HYPERVISOR_UNREACHABLE
             raise Problem(code, f"the VM cannot be attached: {error}", retry_after=1) from error
 
+    def adopt(
+        self, open_driver: Callable[[], Hypervisor], known: Adoption, gate: asyncio.Semaphore
+    ) -> asyncio.Future[None]:
+        """Go on with the VM that was driven before a restart; until it is reached it is ``unreachable``.
+
+        *gate* bounds how many are being reached at once. Returned is done after the first attempt, good or bad.
+        """
+        now = self._now()
+        self._know(known.vm)
+        self._removed_any = known.removed_any
+        self._keep_until = known.keep_until
+        self._pending = {
+            name: msgspec.structs.replace(removal, first=min(removal.first, now), last=min(removal.last, now))
+            for name, removal in known.removals.items()
+        }
+        self._lost = "not yet reached since the daemon was started"
+        self._phase = Phase.RUNNING if self._held else Phase.UNREACHABLE
+        first: asyncio.Future[None] = self._loop.create_future()
+        if self._held:  # whether it can be reached is seen when the hold ends
+            first.set_result(None)
+        self._task = asyncio.create_task(self._run(open_driver, first, gate))
+        return first
+
+    def find_lost(self, vm: KnownVm) -> None:
+        """After a restart: the process of the VM that was driven before is gone."""
+        self._know(vm)
+        self._set_lost("the VM's process is gone")
+
+    def stay_held(self) -> None:
+        """After a restart: a hold goes on."""
+        self._held = True
+        self._conditions.only(Kind.HELD, "hold", "no calls to the hypervisor until the hold ends")
+
+    def _know(self, vm: KnownVm) -> None:
+        self._machine, self._process = vm.machine, vm.process
+        self._pid = None if vm.process is None else vm.process.pid
+
     async def detach(self) -> None:
-        """Let go of the VM, which runs on. Operations that still wait for it fail."""
+        """Let go of the VM, which runs on, and of its removals. Operations that still wait for it fail."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -292,13 +363,11 @@ class Vm:
         )
         self._phase = Phase.SIZED
         self._tell_phase()
-        self._machine = self._process = None
+        self._machine = self._process = self._pid = self._keep_until = None
         self._plugged = NOTHING
         self._removed_any = False
         self._lost = None
-        if self._pending:
-            self._pending = {}
-            self._keep(self._pending)
+        self._pending = {}
         for kind in (Kind.UNREACHABLE, Kind.LOST, Kind.SURPLUS, Kind.GROW_FAILED, Kind.FOREIGN_CHANGE):
             self._conditions.only(kind, None)
 
@@ -350,33 +419,42 @@ class Vm:
 
     # The loop
 
-    async def _run(self, open_driver: Callable[[], Hypervisor], first: asyncio.Future[None]) -> None:
+    async def _run(
+        self, open_driver: Callable[[], Hypervisor], first: asyncio.Future[None], gate: asyncio.Semaphore | None = None
+    ) -> None:
+        """*first* is told of the first attempt; without a *gate*, which an adoption has, its failure is the end."""
         attempts = 0
         while True:
+            if self._held:
+                await self._pause(0)
             driver = open_driver()
             try:
-                await self._connect(driver)
+                async with nullcontext() if gate is None or first.done() else gate:
+                    await self._connect(driver)
                 attempts = 0
                 if not first.done():
                     first.set_result(None)
                 await self._converge(driver)
-            except HypervisorError as error:
-                if not first.done():
+            except (HypervisorError, Problem) as error:
+                if gate is None and not first.done():
                     first.set_exception(error)
                     return
-                self._unreachable(error)
+                self._unreachable(error if isinstance(error, HypervisorError) else Unreachable(error.detail))
             except Exception as error:
                 # A defect of ours must end neither this sandbox nor the daemon: tell, reconnect, read back.
                 self._log.exception("the loop failed")
                 failure = Unreachable(f"internal error: {error!r}")
-                if not first.done():
+                if gate is None and not first.done():
                     first.set_exception(failure)
                     return
                 self._unreachable(failure)
             finally:
                 self._driver = None
-                if not first.done():  # cancelled before the VM was reached
-                    first.set_exception(Unreachable("detached meanwhile"))
+                if not first.done():  # an adoption goes on; any other was cancelled before the VM was reached
+                    if gate is None:
+                        first.set_exception(Unreachable("detached meanwhile"))
+                    else:
+                        first.set_result(None)
                 await driver.close()
             await self._pause(min(RECONNECT_FIRST * 2.0**attempts, RECONNECT_LONGEST))
             attempts += 1
@@ -393,7 +471,8 @@ class Vm:
                 self._hear(change)
 
         machine = await driver.connect(hear)
-        process = Process.of(machine.pid) if machine.pid is not None else None
+        pid = machine.pid or self._pid
+        process = None if pid is None else Process.of(pid)
         plugged = await driver.read()
         if self._machine is not None and (machine.identity, process) != (self._machine.identity, self._process):
             raise Unreachable("another VM answers at this socket")
@@ -404,6 +483,9 @@ class Vm:
         self._conditions.only(Kind.UNREACHABLE, None)
         self._log.info("attached", pid=machine.pid, vcpus=len(plugged.vcpus), max_vcpus=machine.max_vcpus)
         self._on_machine()
+        if self._keep_until is not None:
+            self._grace.note(len(plugged.vcpus), self._desired, self._keep_until)
+            self._keep_until = None
         self._observe(plugged)
 
     async def _converge(self, driver: Hypervisor) -> None:
@@ -455,13 +537,21 @@ class Vm:
 
     async def _ask_to_leave(self, driver: Hypervisor, ids: tuple[str, ...]) -> None:
         now = self._now()
+        asked = {}
         for vcpu in ids:
             known = self._pending.get(vcpu)
-            self._pending[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
+            asked[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
+        pending = {**self._pending, **asked}
+        try:
+            self._keep(pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
+        except StateUnavailable as problem:
+            self._log.warning("a removal cannot be recorded, and is not sent", vcpus=ids, reason=problem.detail)
+            await self._sleep(now + REMEMBER_AGAIN)
+            return
+        self._pending = pending
         self._removed_any = True
-        if fresh := [vcpu for vcpu in ids if self._pending[vcpu].attempts == 1]:
+        if fresh := [vcpu for vcpu in ids if pending[vcpu].attempts == 1]:
             self._tell("vcpus.removing", vcpus=fresh)
-        self._keep(self._pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
         self._log.debug("removing", vcpus=ids)
         try:
             await driver.start_removing_vcpus(ids)
@@ -515,7 +605,10 @@ class Vm:
         if gone := [vcpu for vcpu in self._pending if vcpu not in ids]:
             for vcpu in gone:
                 del self._pending[vcpu]
-            self._keep(self._pending)
+            try:
+                self._keep(self._pending)
+            except StateUnavailable as problem:  # a restart finds them gone as well
+                self._log.warning("that removals have ended is not recorded", reason=problem.detail)
             self._tell("vcpus.removed", vcpus=gone, plugged=len(ids))
             self._log.debug("removed", vcpus=gone, left=len(ids))
         if before is not NOTHING and (added := len(ids) - len(before.vcpus) + len(gone)) > 0:
@@ -571,6 +664,7 @@ class Vm:
         self._log.warning("lost", reason=reason)
         self._conditions.only(Kind.UNREACHABLE, None)
         self._conditions.only(Kind.LOST, "process", f"{reason}: attach a new VM, or delete the sandbox")
+        self._on_lost()
 
     def _tell_phase(self) -> None:
         """Whatever may have changed the phase has happened."""

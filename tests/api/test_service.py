@@ -188,8 +188,8 @@ def test_sighup_reads_every_layer_again_and_all_or_nothing(place: Place) -> None
 
 
 def test_a_second_daemon_is_refused_and_the_first_serves_on(place: Place) -> None:
-    with daemon(place):
-        assert "another process serves it" in refused(place)
+    with daemon(place) as process:
+        assert f"another daemon, pid {process.pid}, owns this state" in refused(place)
         assert place.ask("GET", "/healthz")[0] == 200
 
 

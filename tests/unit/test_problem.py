@@ -22,6 +22,7 @@ def test_only_what_may_be_repeated_as_it_is_is_retryable() -> None:
         "too_many",
         "hypervisor_unreachable",
         "shutting_down",
+        "state_unavailable",
         "hypervisor_timeout",
     }
     assert not Problem(Code.HELD, "", retryable=False).retryable
