@@ -15,8 +15,9 @@ def vmm_arguments(
 ) -> list[str]:
     """QEMU's arguments for a VM that can grow from *vcpus* and *memory_mib* to the maxima.
 
-    *monitor* is the path of the socket that QEMU shall listen on. Without *memory_slots*, or where the boot memory is
-    the maximum already, memory cannot be plugged and nothing is said about it.
+    *monitor* is the path of the socket that QEMU shall listen on. Where the boot vCPUs are the maximum already, as in
+    static mode and on machines without hot-plug, nothing is said about more. Without *memory_slots*, or where the boot
+    memory is the maximum already, memory cannot be plugged and nothing is said about it.
 
     Raises :class:`ValueError` for a maximum below what the VM is started with.
     """
@@ -29,7 +30,7 @@ def vmm_arguments(
         memory += f",slots={memory_slots},maxmem={max_memory_mib}M"
     return [
         "-smp",
-        f"{vcpus},maxcpus={max_vcpus}",
+        f"{vcpus},maxcpus={max_vcpus}" if max_vcpus > vcpus else f"{vcpus}",
         "-m",
         memory,
         "-chardev",

@@ -39,6 +39,7 @@ _RELEASE = "release"
 _BUSYBOX = "busybox"
 _INITRD = "initrd"
 _FIRMWARE = "minifw.bin"
+_FIRMWARE_PC = "minifw-pc.bin"
 _TOOL_DEADLINE = 120.0
 
 
@@ -51,13 +52,16 @@ class LinuxImage:
     release: str
 
 
-def firmware(say: Say = silent) -> Path:
-    """The mini firmware's image, built when it is not in the cache.
+def firmware(machine: str = "q35", say: Say = silent) -> Path:
+    """The mini firmware's image for that type of machine, built when it is not in the cache.
 
     Raises :class:`GuestError` when it cannot be built.
     """
     source = _source("minifw.S")
-    return cached(key("firmware", source), [packages.COMPILER, packages.LINKER], _build_firmware, say) / _FIRMWARE
+    needs = [packages.COMPILER, packages.LINKER]
+    built = cached(key("firmware", source), needs, _build_firmware, say)
+    older = machine == "pc" or machine.startswith("pc-i440fx")
+    return built / (_FIRMWARE_PC if older else _FIRMWARE)
 
 
 def linux(say: Say = silent) -> LinuxImage:
@@ -119,9 +123,10 @@ def cached(name: str, needs: list[Need], make: Callable[[Path], None], say: Say)
 def _build_firmware(into: Path) -> None:
     source, code = into / "minifw.S", into / "minifw.o"
     source.write_bytes(_source("minifw.S"))
-    run(["gcc", "-m32", "-c", "-o", str(code), str(source)], deadline=_TOOL_DEADLINE)
-    image = str(into / _FIRMWARE)
-    run(["ld", "-m", "elf_i386", "-Ttext=0", "--oformat", "binary", "-o", image, str(code)], deadline=_TOOL_DEADLINE)
+    for image, variant in ((_FIRMWARE, []), (_FIRMWARE_PC, ["-Wa,--defsym,PC=1"])):
+        run(["gcc", "-m32", "-c", *variant, "-o", str(code), str(source)], deadline=_TOOL_DEADLINE)
+        flat = ["-m", "elf_i386", "-Ttext=0", "--oformat", "binary", "-o", str(into / image)]
+        run(["ld", *flat, str(code)], deadline=_TOOL_DEADLINE)
 
 
 def _fetch_linux(into: Path, say: Say) -> None:

@@ -263,13 +263,13 @@ class FirmwareGuest(Guest):
         qemu: Qemu = INSTALLED,
     ) -> None:
         """Start it; see :class:`Guest`."""
-        own = ["-bios", str(build.firmware()), "-serial", "chardev:harness"]
+        own = ["-bios", str(build.firmware(machine.partition(",")[0])), "-serial", "chardev:harness"]
         super().__init__([*own, *arguments], accelerator=accelerator, machine=machine, qemu=qemu)
 
     @classmethod
     def prepare(cls, say: Say = silent) -> None:
         super().prepare(say)
-        build.firmware(say)
+        build.firmware(say=say)
 
     def ready(self, seconds: float = 10.0) -> None:
         with self._deadline("waiting for it to come up", seconds) as until:

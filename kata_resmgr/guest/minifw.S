@@ -1,5 +1,6 @@
-# The mini firmware: 64 KiB for `-machine q35 -bios`, a "guest" that answers ACPI hot-plug of CPUs and DIMMs by its
-# registers, with no operating system and no AML. It halts when there is nothing to do, so that it costs no CPU.
+# The mini firmware: 64 KiB for `-machine q35 -bios`, or assembled with PC defined for `-machine pc`: a "guest" that
+# answers ACPI hot-plug of CPUs and DIMMs by its registers, with no operating system and no AML. It halts when there is
+# nothing to do, so that it costs no CPU.
 #
 # The host sends one byte on COM1, which is echoed with a newline, and holds from then on:
 #   c  cooperate: eject what is asked for, and report it (at first)
@@ -8,12 +9,23 @@
 #   s  spin with interrupts off, deaf to hot-plug
 # "R" and a newline say that it is up, after a reset too.
 #
-# Registers: QEMU's docs/specs/acpi_cpu_hotplug and acpi_mem_hotplug, the ICH9 data sheet, the 8259A and the 16550.
+# Registers: QEMU's docs/specs/acpi_cpu_hotplug and acpi_mem_hotplug, the data sheets of ICH9 (q35) and PIIX4 (pc), the
+# 8259A and the 16550.
 #
 # Everywhere below: %bl mode, %ecx slot, %esi number of CPU slots, %edi and %ebp event and status for _OST.
 
         .code16
-        .set    CPU, 0x0cd8             # ACPI CPU hot-plug of q35
+        .ifdef  PC
+        .set    CPU, 0xaf00             # ACPI CPU hot-plug
+        .set    GPE0_STATUS, 0xafe0
+        .set    GPE0_ENABLE, 0xafe2
+        .set    ACPI_ENABLE, 0xf1       # for the APM port
+        .else
+        .set    CPU, 0x0cd8
+        .set    GPE0_STATUS, PMBASE + 0x20
+        .set    GPE0_ENABLE, PMBASE + 0x28
+        .set    ACPI_ENABLE, 2
+        .endif
         .set    CPU_FLAGS, CPU + 4
         .set    CPU_COMMAND, CPU + 5
         .set    CPU_DATA, CPU + 8
@@ -33,8 +45,6 @@
         .set    OST_EJECTING, 0x84
         .set    COM1, 0x3f8
         .set    PMBASE, 0x600
-        .set    GPE0_STATUS, PMBASE + 0x20
-        .set    GPE0_ENABLE, PMBASE + 0x28
         .set    GPE_MEMORY, 8
         .set    GPE_HOTPLUG, 4 | GPE_MEMORY     # bit 2: CPUs
         .set    RAISED, 0x500           # in RAM: the GPEs since the memory slots were looked at
@@ -95,20 +105,30 @@ start:  cli
         mov     $2, %al
         out     %al, %dx
 
-        # LPC bridge: PMBASE and its ACPI_CNTL enable bit; then ACPI mode by the APM port, and the two GPEs.
+        # PMBASE and what enables it, in the LPC bridge (00:1f.0) or PIIX4's power management (00:01.3); then ACPI mode
+        # by the APM port, and the two GPEs.
+        .ifdef  PC
+        .set    PM_FUNCTION, 0x80000b00
+        .set    PM_ENABLE, 0x80         # PMREGMISC
+        .set    PM_ENABLED, 1
+        .else
+        .set    PM_FUNCTION, 0x8000f800
+        .set    PM_ENABLE, 0x44         # ACPI_CNTL
+        .set    PM_ENABLED, 0x80
+        .endif
         mov     $0xcf8, %dx
-        mov     $0x8000f840, %eax
+        mov     $PM_FUNCTION | 0x40, %eax
         out     %eax, %dx
         mov     $0xcfc, %dx
         mov     $PMBASE | 1, %eax
         out     %eax, %dx
         mov     $0xcf8, %dx
-        mov     $0x8000f844, %eax
+        mov     $PM_FUNCTION | PM_ENABLE, %eax
         out     %eax, %dx
         mov     $0xcfc, %dx
-        mov     $0x80, %al
+        mov     $PM_ENABLED, %al
         out     %al, %dx
-        mov     $2, %al
+        mov     $ACPI_ENABLE, %al
         out     %al, $0xb2
         mov     $GPE0_ENABLE, %dx
         mov     $GPE_HOTPLUG, %al

@@ -220,9 +220,9 @@ def test_the_cache_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("KATA_RESMGR_CACHE", str(tmp_path))
     said: list[str] = []
     packages.ensure([packages.COMPILER, packages.LINKER])
-    first = build.firmware(said.append)
+    first = build.firmware(say=said.append)
     assert first.stat().st_size == 64 << 10
-    assert build.firmware(said.append) == first
+    assert build.firmware(say=said.append) == first
     assert said == [f"building {first.parent}"]
     assert list(tmp_path.iterdir()) == [first.parent]
 

@@ -58,6 +58,33 @@ def test_an_operators_topology_is_filled_and_emptied(
     fill_and_empty(p, boot, maximum)
 
 
+@pytest.mark.every_qemu
+def test_the_older_machine_type(pod: MakePod) -> None:
+    p = pod(6, hypervisor='machine_type = "pc"', machine="pc,vmport=on")
+    fill_and_empty(p, 1, 6)
+
+
+@pytest.mark.every_qemu
+@pytest.mark.parametrize(
+    "known", [pytest.param(True, id="as configured"), pytest.param(False, id="found when it is attached")]
+)
+def test_a_machine_without_hotplug_keeps_its_boot_size(pod: MakePod, known: bool) -> None:
+    p = pod(4, hypervisor='machine_type = "microvm"' if known else "", machine="microvm")
+    assert ("maxcpus" in " ".join(p.args)) is not known
+    assert (p.state["mode"], p.sizes()) == ("static", (1, 1, 0))
+    condition = p.condition("HotplugUnsupported")
+    assert condition is not None
+    assert condition["reason"] == "vcpus"
+    assert p.put(2.5)[0] == 201
+    assert p.put(1.5)[0] == 200
+    assert p.sizes() == (1, 1, 0)
+    excess = p.condition("DemandExceedsSize")
+    assert excess is not None
+    assert "1.5 vCPUs, fixed at 1" in excess["message"]
+    assert p.caller.call("DELETE", f"{SANDBOX}/containers/c1?wait=5s")[0] == 204
+    assert p.state["converged"]
+
+
 def test_two_hundred_and_forty_vcpus(pod: MakePod) -> None:
     p = pod(0, host_cpus=240)
     assert p.args[p.args.index("-smp") + 1] == "1,maxcpus=240"
