@@ -246,7 +246,7 @@ class ChVm:
         there = self._known.get(device.id)
         if shown is None or there is None:
             raise Refused(f"{device.id}: the VMM accepted it, and does not have it")
-        member = dropped(msgspec.to_builtins(device), shown)
+        member = dropped(msgspec.json.decode(msgspec.json.encode(device)), shown)
         if member is not None:
             with suppress(ApiError):
                 api.remove(device.id)

@@ -15,13 +15,13 @@ import structlog
 
 from hypervisors.base import Hypervisor
 from kata_resmgr import paths, view, vmm
-from kata_resmgr.config import SandboxConfig, Settings
+from kata_resmgr.config import Settings
 from kata_resmgr.declared import declare
 from kata_resmgr.events import Events, Teller
 from kata_resmgr.ledger import registered
 from kata_resmgr.metrics import MeasuredHypervisor, Metrics
 from kata_resmgr.plan import DryRun, Planned, Request
-from kata_resmgr.problem import Code, Problem
+from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
 from kata_resmgr.store import Attachment, Kept, Store
 from kata_resmgr.vm import Goal
@@ -49,9 +49,7 @@ class SandboxSpec:
 class ResourceManager:
     """All sandboxes of this daemon. Every method raises :class:`Problem`, with everything as it was."""
 
-    def __init__(
-        self, settings: Settings, store: Store, open_driver: Callable[[SandboxConfig, str], Hypervisor]
-    ) -> None:
+    def __init__(self, settings: Settings, store: Store, open_driver: Callable[[Plan, str], Hypervisor]) -> None:
         self.settings = settings
         """What new sandboxes live by; a reload puts another in its place."""
         self.events = Events(store)
@@ -82,7 +80,7 @@ class ResourceManager:
             if kept.undone:
                 log.info("operations were under way, and are undone", sandbox=name, operations=kept.undone)
             socket = sandbox.socket or ""
-            reached = sandbox.adopt(kept, partial(self._open_driver, sandbox.plan.config, socket), gate)
+            reached = sandbox.adopt(kept, partial(self._open_driver, sandbox.plan, socket), gate)
             if reached is not None:
                 waiting.append(reached)
         if waiting:
@@ -150,16 +148,23 @@ class ResourceManager:
     async def attach(
         self, sandbox_id: str, socket: str | None, pid: int | None, memory_block: int | None
     ) -> view.Sandbox:
-        """Drive the VM at *socket* (default: where ``vmm.args`` put the monitor). The same again reads back."""
+        """Drive the VM at *socket*. The same again reads back.
+
+        The default is where ``vmm.args`` put QEMU's monitor; Cloud Hypervisor's API socket is the caller's to name.
+        """
         sandbox = self._get(sandbox_id)
-        path = paths.under_roots(socket or sandbox.plan.vmm.monitor, self._roots())
+        named = socket or sandbox.plan.monitor
+        if named is None:
+            what = "a Cloud Hypervisor is reached by its API socket: give the path of its --api-socket"
+            raise Problem(Code.INVALID_BODY, f"/socket: {what}", at=(At("/socket", what),))
+        path = paths.under_roots(named, self._roots())
         paths.must_be_socket(path)
         for other in self._sandboxes.values():
             if other is not sandbox and other.socket == str(path):
                 raise Problem(Code.CONFLICT, f'"{path}" belongs to sandbox "{other.id}": one VM, one sandbox')
-        config = sandbox.plan.config
+        plan = sandbox.plan
         return await sandbox.attach(
-            Attachment(str(path), pid, memory_block), lambda: self._open_driver(config, str(path))
+            Attachment(str(path), pid, memory_block), lambda: self._open_driver(plan, str(path))
         )
 
     async def detach(self, sandbox_id: str) -> None:
@@ -231,12 +236,16 @@ class ResourceManager:
     def _plan(self, sandbox_id: str, spec: SandboxSpec, present: Sandbox | None) -> Plan:
         annotations = dict(spec.annotations or {})
         config, declaration, boot, notes = registered(self.settings, spec.hypervisor, annotations, spec.resources)
-        if config.hypervisor != "qemu":
-            raise Problem(Code.INVALID_CONFIG, f"hypervisor {config.hypervisor!r} is not supported yet; use 'qemu'")
-        monitor = str(self._directory(sandbox_id, spec.directory) / vmm.MONITOR)
-        for other in self._sandboxes.values():
-            if other is not present and other.plan.vmm.monitor == monitor:
-                raise Problem(Code.CONFLICT, f'"{monitor}" belongs to sandbox "{other.id}": name another directory')
+        if config.hypervisor == "clh":
+            if spec.directory is not None:
+                raise Problem(
+                    Code.INVALID_PATH,
+                    f'"{spec.directory}": directory is for QEMU\'s monitor: leave it out, and name the API socket of '
+                    "Cloud Hypervisor when the VM is attached (PUT vm)",
+                )
+            monitor = None
+        else:
+            monitor = self._monitor(sandbox_id, spec.directory, present)
         return Plan(
             config=config,
             resources=spec.resources,
@@ -244,11 +253,19 @@ class ResourceManager:
             declared=declaration,
             boot=boot,
             notes=notes,
-            vmm=vmm.qemu(boot, monitor),
+            vmm=vmm.given(config, boot, monitor),
         )
 
-    def _open_driver(self, config: SandboxConfig, socket: str) -> Hypervisor:
-        return MeasuredHypervisor(self._drivers(config, socket), config.hypervisor, self.metrics)
+    def _open_driver(self, plan: Plan, socket: str) -> Hypervisor:
+        return MeasuredHypervisor(self._drivers(plan, socket), plan.config.hypervisor, self.metrics)
+
+    def _monitor(self, sandbox_id: str, named: str | None, present: Sandbox | None) -> str:
+        """The path of the socket that QEMU shall listen on."""
+        monitor = str(self._directory(sandbox_id, named) / vmm.MONITOR)
+        for other in self._sandboxes.values():
+            if other is not present and other.plan.monitor == monitor:
+                raise Problem(Code.CONFLICT, f'"{monitor}" belongs to sandbox "{other.id}": name another directory')
+        return monitor
 
     def _restored(self, kept: Kept) -> Sandbox:
         """Raises :class:`Problem` where what is kept contradicts itself."""
@@ -260,7 +277,7 @@ class ResourceManager:
             declared=declare(record.config, record.annotations, record.resources),
             boot=record.boot,
             notes=record.notes,
-            vmm=vmm.qemu(record.boot, record.monitor),
+            vmm=vmm.given(record.config, record.boot, record.monitor),
         )
         tell = Teller(self.events, record.id)
         return Sandbox(record.id, plan, self._store, tell, kept, partial(self._expire, record.id))
@@ -286,14 +303,14 @@ class ResourceManager:
     def _spec_of(self, sandbox: Sandbox, like: SandboxSpec) -> SandboxSpec:
         """The spec that *sandbox* was registered with, saying as much as *like* does."""
         plan = sandbox.plan
-        monitor = Path(plan.vmm.monitor)
-        named = like.directory is not None and os.path.realpath(like.directory) == str(monitor.parent)
-        own = like.directory is None and monitor.parent == self.settings.daemon.vm_directory(sandbox.id)
+        directory = None if plan.monitor is None else Path(plan.monitor).parent
+        named = like.directory is not None and os.path.realpath(like.directory) == str(directory)
+        own = like.directory is None and directory in (None, self.settings.daemon.vm_directory(sandbox.id))
         return SandboxSpec(
             hypervisor=like.hypervisor if like.hypervisor in (None, plan.config.hypervisor) else plan.config.hypervisor,
             annotations=like.annotations if dict(like.annotations or {}) == plan.annotations else plan.annotations,
             resources=plan.resources,
-            directory=like.directory if named or own else str(monitor.parent),
+            directory=like.directory if named or own else None if directory is None else str(directory),
         )
 
     def _get(self, sandbox_id: str) -> Sandbox:

@@ -57,7 +57,12 @@ class Plan:
     declared: Declaration
     boot: BootSize
     notes: tuple[Note, ...]
-    vmm: view.Vmm
+    vmm: view.Vmm | view.ClhVmm
+
+    @property
+    def monitor(self) -> str | None:
+        """Where QEMU's monitor is to be; None with Cloud Hypervisor, whose API socket its starter names."""
+        return self.vmm.monitor if isinstance(self.vmm, view.Vmm) else None
 
 
 THE_SANDBOX = ""
@@ -139,7 +144,7 @@ class Sandbox:
             annotations=plan.annotations,
             resized=None,
             held_vcpus=None,
-            monitor=plan.vmm.monitor,
+            monitor=plan.monitor,
             ever_attached=False,
             attachment=None,
             vm=None,

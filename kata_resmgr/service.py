@@ -15,11 +15,10 @@ from pathlib import Path
 
 import structlog
 
-from hypervisors.base import Hypervisor
-from hypervisors.qemu import QemuHypervisor
 from kata_resmgr import config, logs, systemd, watchdog
 from kata_resmgr.api.server import CONNECTIONS, Api
-from kata_resmgr.config import ConfigError, SandboxConfig, Settings
+from kata_resmgr.config import ConfigError, Settings
+from kata_resmgr.drivers import Drivers
 from kata_resmgr.listening import Listener, ListenError, make_directory
 from kata_resmgr.manager import ResourceManager
 from kata_resmgr.sqlite_store import SqliteStore
@@ -49,22 +48,20 @@ def serve(path: Path | None) -> int:
     return 0
 
 
-def assemble(settings: Settings) -> ResourceManager:
+def assemble(settings: Settings, drivers: Drivers) -> ResourceManager:
     """The composition root: what the daemon keeps state in, and which driver drives which VM.
 
     Raises :class:`StateError`.
     """
-    return ResourceManager(settings, SqliteStore(settings.daemon.state), _driver)
-
-
-def _driver(_: SandboxConfig, socket: str) -> Hypervisor:
-    return QemuHypervisor(socket)
+    return ResourceManager(settings, SqliteStore(settings.daemon.state), drivers.open)
 
 
 async def _run(path: Path | None, settings: Settings) -> None:
     group = _group(settings.daemon.socket_group)
     _make_place(settings.daemon.state, group if settings.daemon.state.parent == settings.daemon.socket.parent else None)
-    manager = assemble(settings)  # first: it holds the state, and a second daemon on it must not touch the socket
+    drivers = Drivers()
+    # First: it holds the state, and a second daemon on it must not touch the socket.
+    manager = assemble(settings, drivers)
     inherited = systemd.inherited_sockets()
     own = None if inherited else Listener(settings.daemon.socket, group)
     _allow_descriptors()
@@ -87,6 +84,7 @@ async def _run(path: Path | None, settings: Settings) -> None:
         log.info("stopping")
         await api.stop(STOP_PATIENCE)
         await manager.close()
+        await drivers.close()
     finally:
         if own is not None:
             own.remove()

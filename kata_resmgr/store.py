@@ -77,7 +77,8 @@ class SandboxRecord:
     """What a pod-level resize has made of the declared record; None: never resized."""
     held_vcpus: int | None
     """The vCPUs that ``compat`` holds against the table."""
-    monitor: str
+    monitor: str | None
+    """Where QEMU's monitor is to be; None with Cloud Hypervisor."""
     ever_attached: bool
     attachment: Attachment | None
     vm: KnownVm | None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hypervisors.ch_types import RateLimiterConfig
+from hypervisors.ch_types import RateLimiterConfig, RateLimitGroupConfig
 from kata_resmgr.sizing import BootSize
 
 
@@ -62,11 +62,12 @@ class ClhMemory(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, g
     hotplug_size: int = 0
 
 
-class ClhConfig(View, frozen=True):
-    """What belongs into Cloud Hypervisor's VmConfig."""
+class ClhConfig(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What belongs into Cloud Hypervisor's VmConfig; without groups, nothing is said of them."""
 
     cpus: ClhCpus
     memory: ClhMemory
+    rate_limit_groups: tuple[RateLimitGroupConfig, ...] = ()
 
 
 class ClhVmm(View, frozen=True):
@@ -128,7 +129,7 @@ class Sandbox(View, frozen=True):
     phase: str
     generation: int
     boot: Boot
-    vmm: Vmm
+    vmm: Vmm | ClhVmm
     vcpus: Vcpus
     memory: Memory
     satisfied: bool

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from hypervisors import qemu_args
+from hypervisors.ch_types import RateLimitGroupConfig
 from kata_resmgr import view
 from kata_resmgr.config import SandboxConfig
+from kata_resmgr.limits import LimitRefused, Limits, requested
 from kata_resmgr.sizing import DIMM_GRANULARITY, MIB, BootSize
 
 MONITOR = "resmgr.sock"
 """The monitor's name in the sandbox's directory."""
 HOTPLUG_UNIT = DIMM_GRANULARITY
 """Bytes: what Cloud Hypervisor's region for memory that comes later is a multiple of."""
+
+
+def given(config: SandboxConfig, boot: BootSize, monitor: str | None) -> view.Vmm | view.ClhVmm:
+    """For the sandbox's hypervisor; *monitor* is None with Cloud Hypervisor."""
+    return cloud_hypervisor(config, boot) if monitor is None else qemu(boot, monitor)
 
 
 def qemu(boot: BootSize, monitor: str) -> view.Vmm:
@@ -29,10 +39,15 @@ def qemu(boot: BootSize, monitor: str) -> view.Vmm:
     )
 
 
-def cloud_hypervisor(config: SandboxConfig, boot: BootSize) -> view.ClhVmm:
+NO_GROUPS: Mapping[str, Limits] = MappingProxyType({})
+
+
+def cloud_hypervisor(config: SandboxConfig, boot: BootSize, groups: Mapping[str, Limits] = NO_GROUPS) -> view.ClhVmm:
     """Members of Cloud Hypervisor's VmConfig, and the limiters for the devices that the shim puts into it.
 
-    A static VM, and one that is as big as it may be, has no region to grow into.
+    A static VM, and one that is as big as it may be, has no region to grow into. *groups* are limits that disks share,
+    by the group's id: the VMM takes them at boot only. Raises :class:`LimitRefused` for a group's limit that cannot be
+    kept, and where a group has none.
     """
     region = 0 if boot.static else (boot.max_memory - boot.memory) // HOTPLUG_UNIT * HOTPLUG_UNIT
     memory = view.ClhMemory(
@@ -42,4 +57,11 @@ def cloud_hypervisor(config: SandboxConfig, boot: BootSize) -> view.ClhVmm:
     limiters = {
         device: limiter for device in ("disk", "net") if (limiter := config.io_limits(device).limiter()) is not None
     }
-    return view.ClhVmm(view.ClhConfig(cpus, memory), limiters)
+    return view.ClhVmm(view.ClhConfig(cpus, memory, tuple([_group(*group) for group in groups.items()])), limiters)
+
+
+def _group(name: str, limits: Limits) -> RateLimitGroupConfig:
+    limiter = requested(limits).limiter()
+    if limiter is None:
+        raise LimitRefused("bytesPerSecond", 0, f"set, or opsPerSecond: the group {name!r} would limit nothing")
+    return RateLimitGroupConfig(name, limiter)

@@ -50,8 +50,15 @@ def tell_boot(sandbox: dict[str, Any]) -> None:
 
     vmm = sandbox["vmm"]
     print(f"{sandbox['id']}: {boot_line(sandbox['boot'])}")
-    print(f"arguments: {shlex.join(vmm['args'])}")
-    if vmm["kernelParams"]:
+    if "config" in vmm:
+        import json
+
+        print(f"VmConfig: {json.dumps(vmm['config'])}")
+        for device, limiter in vmm["limiters"].items():
+            print(f"rate_limiter_config of each {device}: {json.dumps(limiter)}")
+    else:
+        print(f"arguments: {shlex.join(vmm['args'])}")
+    if vmm.get("kernelParams"):
         print(f"kernel parameters: {shlex.join(vmm['kernelParams'])}")
     _tell_conditions(sandbox)
 

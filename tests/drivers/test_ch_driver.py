@@ -28,7 +28,7 @@ from hypervisors.base import (
 )
 from hypervisors.ch_client import ApiError
 from hypervisors.ch_pool import CallPool
-from hypervisors.ch_types import DiskConfig, NetConfig, RateLimiterConfig, TokenBucket
+from hypervisors.ch_types import DiskConfig, NetConfig, QueueAffinity, RateLimiterConfig, TokenBucket
 from hypervisors.cloud_hypervisor import CloudHypervisor
 from tests.drivers.backends import Hints
 from tests.drivers.ch_rig import GIB, MIB, RELEASES, Rig, config, must_be_valid, new_driver, rig
@@ -395,6 +395,15 @@ async def test_a_disk_comes_with_its_limiter_and_goes(ch: Rig) -> None:
     ch.vmm.eject_device("data")
     assert (await ch.driver.read()).devices == ()
     await ch.driver.start_removing_device("data")  # has gone
+
+
+async def test_a_disk_comes_with_its_queues_affinity(ch: Rig) -> None:
+    affinity = (QueueAffinity(0, (0, 1)), QueueAffinity(1, (2,)))
+
+    device = await ch.driver.add_device(DiskConfig(id="d", path="/x", num_queues=2, queue_affinity=affinity))
+
+    assert device.id == "d"
+    assert (await ch.driver.read()).vcpu_floor == 2
 
 
 async def test_a_net_comes_by_its_taps_name(ch: Rig) -> None:

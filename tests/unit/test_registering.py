@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from hypervisors.base import Hypervisor
-from kata_resmgr import config
+from kata_resmgr import config, view
 from kata_resmgr.annotations import CONTAINERD, CRIO, TYPE_KEYS
-from kata_resmgr.config import SandboxConfig
 from kata_resmgr.host import Host
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
-from kata_resmgr.sandbox import Patience
+from kata_resmgr.sandbox import Patience, Plan
 from kata_resmgr.sizing import MIB
 from kata_resmgr.store import MemoryStore
 from tests.examples import resources
@@ -22,7 +21,7 @@ KATA = "io.katacontainers.config.hypervisor."
 POD = {TYPE_KEYS[1]: "sandbox", CONTAINERD["quota"]: "220000", CONTAINERD["limit"]: str(4095 * MIB)}
 
 
-def _no_driver(_: SandboxConfig, socket: str) -> Hypervisor:
+def _no_driver(_: Plan, socket: str) -> Hypervisor:
     raise AssertionError(f"nothing is attached in these tests: {socket}")
 
 
@@ -37,6 +36,7 @@ async def test_a_pods_annotations_size_it(short_tmp: Path) -> None:
     spec = SandboxSpec(annotations=POD, resources=resources(quota=700_000))
     sandbox = (await manager.put_sandbox("s1", spec)).sandbox
     assert (sandbox.boot.vcpus, sandbox.boot.memory_bytes // MIB) == (3, 4096)
+    assert isinstance(sandbox.vmm, view.Vmm)
     assert sandbox.vmm.args[:4] == ["-smp", "3,maxcpus=8", "-m", "4096M,slots=10,maxmem=16384M"]
     assert not (await manager.put_sandbox("s1", spec)).created
 
@@ -95,7 +95,24 @@ async def test_a_sandbox_that_is_not_there_cannot_be_resized(short_tmp: Path) ->
     assert refusal.value.code is Code.NOT_FOUND
 
 
-async def test_a_hypervisor_without_a_driver_is_refused(short_tmp: Path) -> None:
-    with pytest.raises(Problem, match="not supported yet") as refusal:
-        await _manager(short_tmp).put_sandbox("s1", SandboxSpec(hypervisor="clh"))
-    assert refusal.value.code is Code.INVALID_CONFIG
+async def test_cloud_hypervisor_gets_a_configuration_and_no_directory(short_tmp: Path) -> None:
+    manager = _manager(short_tmp)
+    spec = SandboxSpec(hypervisor="clh", annotations=POD)
+
+    sandbox = (await manager.put_sandbox("s1", spec)).sandbox
+
+    assert isinstance(sandbox.vmm, view.ClhVmm)
+    assert (sandbox.vmm.config.cpus.boot_vcpus, sandbox.vmm.config.memory.size) == (3, 4096 * MIB)
+    assert not (await manager.put_sandbox("s1", spec)).created
+    assert not manager.settings.daemon.vm_directory("s1").exists()
+    with pytest.raises(Problem, match="name the API socket") as refusal:
+        await manager.put_sandbox("s1", SandboxSpec(hypervisor="clh", annotations=POD, directory=str(short_tmp)))
+    assert refusal.value.code is Code.INVALID_PATH
+
+
+async def test_cloud_hypervisors_socket_is_the_callers_to_name(short_tmp: Path) -> None:
+    manager = _manager(short_tmp)
+    await manager.put_sandbox("s1", SandboxSpec(hypervisor="clh"))
+    with pytest.raises(Problem, match="--api-socket") as refusal:
+        await manager.attach("s1", None, None, None)
+    assert refusal.value.code is Code.INVALID_BODY

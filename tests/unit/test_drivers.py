@@ -1,0 +1,63 @@
+"""Each sandbox's VM by the driver of its hypervisor, and a Cloud Hypervisor of one on the fake wire."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kata_resmgr import config
+from kata_resmgr.drivers import Drivers
+from kata_resmgr.host import Host
+from kata_resmgr.ledger import registered
+from kata_resmgr.limits import LimitRefused, Limits
+from kata_resmgr.manager import ResourceManager, SandboxSpec
+from kata_resmgr.problem import Code, Problem
+from kata_resmgr.sandbox import Patience
+from kata_resmgr.store import MemoryStore
+from kata_resmgr.vmm import cloud_hypervisor
+from tests.drivers.ch_rig import RELEASES, must_be_valid
+from tests.examples import resources
+from tests.fakes.cloud_hypervisor import CloudHypervisorServer
+
+DEFAULT = config.load(Path(os.devnull), Host(cpus=8, memory=16384))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_cloud_hypervisor_grows(short_tmp: Path, release: int) -> None:
+    file = short_tmp / "config.toml"
+    file.write_text(f'[daemon]\nsocket = "{short_tmp}/api.sock"\n')
+    drivers = Drivers()
+    manager = ResourceManager(config.load(file, Host(cpus=8, memory=16384)), MemoryStore(), drivers.open)
+    sandbox = (await manager.put_sandbox("s1", SandboxSpec(hypervisor="clh"))).sandbox
+    vm = msgspec.to_builtins(sandbox.vmm)["config"]
+    must_be_valid("vm.create", {"payload": {}, **vm})
+
+    with CloudHypervisorServer(short_tmp / "ch", vm, release=release) as server:
+        attached = await manager.attach("s1", str(server.path), None, None)
+        assert (attached.phase, attached.vcpus.plugged) == ("running", 1)
+        _, outcome = await manager.put_container("s1", "c1", resources(quota=250_000), Patience())
+        assert (outcome.sandbox.vcpus.plugged, server.vmm.vcpus) == (4, 4)
+        with pytest.raises(Problem) as refusal:
+            await manager.attach("s1", str(short_tmp / "config.toml"), None, None)
+        assert refusal.value.code is Code.INVALID_PATH
+        await manager.close()
+        server.http.wait_until_free()
+    await drivers.close()
+
+
+def test_groups_are_given_to_the_vmm_that_boots() -> None:
+    sandbox, _, size, _ = registered(DEFAULT, "clh", {}, None)
+
+    given = cloud_hypervisor(sandbox, size, {"gold": Limits(bytes_per_second=1 << 20, burst_ops=0)})
+
+    body = msgspec.json.decode(msgspec.json.encode(given.config))
+    assert body["rate_limit_groups"] == [
+        {"id": "gold", "rate_limiter_config": {"bandwidth": {"size": 1 << 20, "refill_time": 1000}}}
+    ]
+    must_be_valid("vm.create", {"payload": {}, **body})
+    for nothing in (Limits(), Limits(ops_per_second=9)):
+        with pytest.raises(LimitRefused):
+            cloud_hypervisor(sandbox, size, {"gold": nothing})
