@@ -15,6 +15,7 @@ from tests.daemon import PROGRAM, Daemon, until
 SANDBOX = "/v1/sandboxes/s1"
 
 
+@pytest.mark.every_qemu
 def test_the_guest_uses_what_is_plugged_and_gives_it_back(short_tmp: Path, linux_guest: StartLinux) -> None:
     config = '[resmgr]\nhost_cpus = 8\ntcg_unplug = "once"\n[hypervisor.qemu]\ndefault_memory = 256\n'
     with Daemon(short_tmp, config) as daemon:

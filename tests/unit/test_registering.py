@@ -41,6 +41,30 @@ async def test_a_pods_annotations_size_it(short_tmp: Path) -> None:
     assert not (await manager.put_sandbox("s1", spec)).created
 
 
+GROWS = ["-smp", "3,maxcpus=8", "-m", "4096M,slots=10,maxmem=16384M"]
+FIXED = ["-smp", "3", "-m", "4096M"]
+
+
+@pytest.mark.parametrize(
+    ("hypervisor", "arguments"),
+    [
+        ('machine_type = "q35"', GROWS),
+        ('machine_type = "pc"', GROWS),
+        ('machine_type = "pc-q35-7.2"', GROWS),
+        ('machine_type = "microvm"', FIXED),
+        ("confidential_guest = true", FIXED),
+    ],
+)
+async def test_a_machine_that_cannot_hot_plug_is_started_without_room(
+    short_tmp: Path, hypervisor: str, arguments: list[str]
+) -> None:
+    manager = _manager(short_tmp, f"[hypervisor.qemu]\n{hypervisor}\n")
+    sandbox = (await manager.put_sandbox("s1", SandboxSpec(annotations=POD))).sandbox
+    assert sandbox.vmm.args[:4] == arguments
+    told = [(condition.type, condition.reason) for condition in sandbox.conditions]
+    assert told == ([("HotplugUnsupported", "vcpus")] if arguments is FIXED else [])
+
+
 async def test_the_last_put_before_a_vm_fixes_the_size(short_tmp: Path) -> None:
     manager = _manager(short_tmp)
     await manager.put_sandbox("s1", SandboxSpec(annotations=POD))
