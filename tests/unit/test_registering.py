@@ -60,6 +60,7 @@ async def test_a_machine_that_cannot_hot_plug_is_started_without_room(
 ) -> None:
     manager = _manager(short_tmp, f"[hypervisor.qemu]\n{hypervisor}\n")
     sandbox = (await manager.put_sandbox("s1", SandboxSpec(annotations=POD))).sandbox
+    assert isinstance(sandbox.vmm, view.Vmm)
     assert sandbox.vmm.args[:4] == arguments
     told = [(condition.type, condition.reason) for condition in sandbox.conditions]
     assert told == ([("HotplugUnsupported", "vcpus")] if arguments is FIXED else [])
