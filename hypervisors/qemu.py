@@ -442,8 +442,8 @@ class QemuHypervisor:
                 size = qemu_memory.piece(able, now, to)
                 return await self._call("grow_memory", lambda monitor: self._plug_dimm(monitor, size))
             case MemoryMethod.VIRTIO_MEM:
-                if to <= now.total:
-                    raise ValueError(f"{to} bytes cannot be grown to: {now.total} are there")
+                if to < (asked := now.total if now.asked is None else now.asked):
+                    raise ValueError(f"{to} bytes are no growth: {asked} are asked for already")
                 ask = self._request(qemu_memory.requested_size(able, now, to))
                 return await self._call("grow_memory", ask)
         raise Unsupported(f"{self._path}: this machine was started without slots for memory and without virtio-mem")

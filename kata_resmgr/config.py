@@ -95,6 +95,8 @@ class SandboxConfig:
     """Empty where the hypervisor has none."""
     confidential_guest: bool
     enable_virtio_mem: bool
+    enable_hugepages: bool
+    enable_mem_prealloc: bool
     reclaim_guest_freed_memory: bool
     rate_limits: Mapping[str, int]
     """Kata's ``disk_rate_limiter_*`` and ``net_rate_limiter_*`` by these names, in Kata's units; 0: none."""
@@ -249,6 +251,8 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
         "machine_type",
         "confidential_guest",
         "enable_virtio_mem",
+        "enable_hugepages",
+        "enable_mem_prealloc",
         "reclaim_guest_freed_memory",
         *RATE_LIMITERS,
     ):
@@ -285,6 +289,8 @@ def _sandbox_config(tables: Mapping[str, Table], host: Host, hypervisor: str) ->
         machine_type=(kata.text("machine_type") or "q35") if hypervisor == "qemu" else "",
         confidential_guest=kata.flag("confidential_guest") or False,
         enable_virtio_mem=kata.flag("enable_virtio_mem") or False,
+        enable_hugepages=kata.flag("enable_hugepages") or False,
+        enable_mem_prealloc=kata.flag("enable_mem_prealloc") or False,
         reclaim_guest_freed_memory=kata.flag("reclaim_guest_freed_memory") or False,
         rate_limits=rate_limits,
         sandbox_cgroup_only=runtime.flag("sandbox_cgroup_only") or False,

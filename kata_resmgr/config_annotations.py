@@ -214,6 +214,8 @@ _HYPERVISOR = {
     "default_memory": _Meaning("default_memory", _memory),
     "memory_slots": _Meaning("memory_slots", _slots),
     "enable_virtio_mem": _Meaning("enable_virtio_mem", _flag),
+    "enable_hugepages": _Meaning("enable_hugepages", _flag),
+    "enable_mem_prealloc": _Meaning("enable_mem_prealloc", _flag),
     "reclaim_guest_freed_memory": _Meaning("reclaim_guest_freed_memory", _flag),
     "machine_type": _Meaning("machine_type", _text),
 }

@@ -63,6 +63,8 @@ READ_KEYS = {
         "machine_type",
         "confidential_guest",
         "enable_virtio_mem",
+        "enable_hugepages",
+        "enable_mem_prealloc",
         "reclaim_guest_freed_memory",
         *RATE_LIMITERS,
     ),
@@ -85,8 +87,8 @@ OTHER_KEYS = {
         block_device_physical_sector_size block_device_queue_size cold_plug_vfio cpu_features ctlpath default_bridges
         default_gpu_model default_gpus disable_block_device_use disable_guest_selinux disable_image_nvdimm
         disable_nested_virtualization disable_nesting_checks disable_seccomp disable_selinux disable_vhost_net
-        enable_debug enable_guest_swap enable_hugepages enable_iommu enable_iommu_platform enable_iothreads
-        enable_mem_prealloc enable_numa enable_vhost_user_store entropy_source extra_monitor_socket firmware
+        enable_debug enable_guest_swap enable_iommu enable_iommu_platform enable_iothreads
+        enable_numa enable_vhost_user_store entropy_source extra_monitor_socket firmware
         firmware_volume guest_hook_path guest_memory_dump_paging guest_memory_dump_path
         guest_swap_create_threshold_secs guest_swap_path guest_swap_size_percent hot_plug_vfio hugepage_type
         hypervisor_loglevel image indep_iothreads initrd jailer_path kernel kernel_params kernel_verity_params
@@ -114,8 +116,8 @@ OTHER_ANNOTATIONS = {
         asset_hash_type blk_logical_sector_size blk_physical_sector_size block_device_aio block_device_cache_direct
         block_device_cache_noflush block_device_cache_set block_device_driver block_device_num_queues
         block_device_queue_size cc_init_data cpu_features default_gpu_model default_gpus disable_image_nvdimm
-        disable_vhost_net enable_guest_swap enable_hugepages enable_iommu enable_iommu_platform enable_iothreads
-        enable_mem_prealloc enable_vhost_user_store entropy_source firmware firmware_hash guest_hook_path hugepage_type
+        disable_vhost_net enable_guest_swap enable_iommu enable_iommu_platform enable_iothreads
+        enable_vhost_user_store entropy_source firmware firmware_hash guest_hook_path hugepage_type
         hypervisor_hash image image_hash indep_iothreads initrd initrd_hash jailer_hash jailer_path jailer_path_hash
         kernel kernel_hash kernel_params kernel_verity_params machine_accelerators memory_offset network_queues path
         path_hash pcie_root_port pcie_switch_port prefetch_files.list rootless rx_rate_limiter_max_rate shared_fs

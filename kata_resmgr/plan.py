@@ -178,7 +178,9 @@ class DryRun:
         return Planned(
             mode=boot.mode,
             boot=view.Boot.of(boot),
-            vmm=vmm.cloud_hypervisor(config, boot) if config.hypervisor == "clh" else vmm.qemu(boot, str(monitor)),
+            vmm=vmm.cloud_hypervisor(config, boot)
+            if config.hypervisor == "clh"
+            else vmm.qemu(config, boot, str(monitor)),
             conditions=list({(note.type, note.reason): _condition(note) for note in notes}.values()),
             steps=steps,
             limiters=Limiters(*(config.io_limits(device).planned(config.hypervisor) for device in ("disk", "net"))),

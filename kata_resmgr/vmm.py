@@ -20,10 +20,10 @@ HOTPLUG_UNIT = DIMM_GRANULARITY
 
 def given(config: SandboxConfig, boot: BootSize, monitor: str | None) -> view.Vmm | view.ClhVmm:
     """For the sandbox's hypervisor; *monitor* is None with Cloud Hypervisor."""
-    return cloud_hypervisor(config, boot) if monitor is None else qemu(boot, monitor)
+    return cloud_hypervisor(config, boot) if monitor is None else qemu(config, boot, monitor)
 
 
-def qemu(boot: BootSize, monitor: str) -> view.Vmm:
+def qemu(config: SandboxConfig, boot: BootSize, monitor: str) -> view.Vmm:
     """*monitor* is the path of the socket that QEMU shall listen on."""
     return view.Vmm(
         args=qemu_args.vmm_arguments(
@@ -33,6 +33,11 @@ def qemu(boot: BootSize, monitor: str) -> view.Vmm:
             max_memory_mib=boot.max_memory // MIB,
             memory_slots=boot.memory_slots,
             monitor=monitor,
+            machine_type=config.machine_type,
+            virtio_mem=config.enable_virtio_mem,
+            huge_pages=config.enable_hugepages,
+            prealloc=config.enable_mem_prealloc,
+            free_page_reporting=config.reclaim_guest_freed_memory,
         ),
         kernel_params=list(qemu_args.KERNEL_PARAMS),
         monitor=monitor,

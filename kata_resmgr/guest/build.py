@@ -34,6 +34,9 @@ _META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image
 _MODULES = ("virtio", "virtio_mem", "virtio_pci", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_ring")
 """What virtio-mem needs. Kernels differ in which of them are built in: those are not there to be loaded."""
 
+_PROGRAMS = ("uevh.c", "hold.c")
+"""Our own, in the Linux guest's ``/bin``."""
+
 _KERNEL = "vmlinuz"
 _RELEASE = "release"
 _BUSYBOX = "busybox"
@@ -71,7 +74,7 @@ def linux(say: Say = silent) -> LinuxImage:
     """
     recipe = repr((_META_PACKAGES, _MODULES)).encode()
     distribution = cached(key("linux", recipe), [packages.ZSTD], lambda into: _fetch_linux(into, say), say)
-    parts = _source("init") + _source("uevh.c") + distribution.name.encode()
+    parts = b"".join(_source(name) for name in ("init", *_PROGRAMS)) + distribution.name.encode()
     needs = [packages.COMPILER, packages.STATIC_LIBC]
     initrd = cached(key("initrd", parts), needs, lambda into: _build_initrd(distribution, into), say) / _INITRD
     return LinuxImage(distribution / _KERNEL, initrd, (distribution / _RELEASE).read_text())
@@ -197,16 +200,18 @@ def _decompressed(suffix: str, data: bytes, scratch: Path) -> bytes:
 
 
 def _build_initrd(distribution: Path, into: Path) -> None:
-    source, handler = into / "uevh.c", into / "uevh"
-    source.write_bytes(_source("uevh.c"))
-    run(["gcc", "-Os", "-static", "-Wall", "-o", str(handler), str(source)], deadline=_TOOL_DEADLINE)
     archive = Archive()
     for directory in ("bin", "dev", "modules", "proc", "sys"):
         archive.directory(directory)
     # The kernel opens it for PID 1, which mounts /dev only later.
     archive.character_device("dev/console", 5, 1)
     archive.file("bin/busybox", (distribution / _BUSYBOX).read_bytes(), executable=True)
-    archive.file("bin/uevh", handler.read_bytes(), executable=True)
+    for name in _PROGRAMS:
+        source = into / name
+        source.write_bytes(_source(name))
+        program = source.with_suffix("")
+        run(["gcc", "-Os", "-static", "-Wall", "-o", str(program), str(source)], deadline=_TOOL_DEADLINE)
+        archive.file(f"bin/{program.name}", program.read_bytes(), executable=True)
     archive.file("init", _source("init"), executable=True)
     modules = {path.stem: path.read_bytes() for path in sorted(distribution.glob("*.ko"))}
     for name, content in modules.items():

@@ -365,6 +365,14 @@ class LinuxGuest(Guest):
         """How much memory the guest itself uses, in bytes (``MemTotal``)."""
         return int(self.run("awk '/^MemTotal:/ { print $2 }' /proc/meminfo")) * 1024
 
+    def hold_memory(self, size: int, seconds: float = 60.0) -> None:
+        """Have the guest use *size* bytes more, of which it cannot let go, until :meth:`free_memory`."""
+        self.run(f"hold {size}", seconds)
+
+    def free_memory(self) -> None:
+        """The end of :meth:`hold_memory`."""
+        self.run("killall hold")
+
 
 def accelerator_for(kind: type[Guest]) -> Accelerator:
     """KVM where such a guest was seen to come up under it, else TCG."""

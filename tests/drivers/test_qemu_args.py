@@ -31,6 +31,54 @@ def test_what_cannot_grow_is_only_a_size(max_memory: int, slots: int) -> None:
     assert arguments[arguments.index("-smp") + 1] == "3"
 
 
+def test_virtio_mem_is_there_from_the_start_and_has_nothing() -> None:
+    arguments = vmm_arguments(1, 1, 257, 1024, 10, "/m", virtio_mem=True)
+
+    assert arguments[2:8] == [
+        "-m",
+        "257M,slots=10,maxmem=1023M",
+        "-object",
+        "memory-backend-memfd,id=resmgr-virtio-mem,size=766M,share=on,reserve=off",
+        "-device",
+        "virtio-mem-pci,id=resmgr-virtio-mem,memdev=resmgr-virtio-mem,requested-size=0,addr=0x1e",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("huge_pages", "prealloc", "lender", "device"),
+    [
+        (True, False, ",hugetlb=on", ",prealloc=on"),
+        (True, True, ",hugetlb=on", ",prealloc=on"),
+        (False, True, ",reserve=off", ",prealloc=on"),
+        (False, False, ",reserve=off", ",addr=0x1e"),
+    ],
+)
+def test_how_virtio_mem_is_lent(huge_pages: bool, prealloc: bool, lender: str, device: str) -> None:
+    arguments = vmm_arguments(1, 1, 256, 512, 1, "/m", virtio_mem=True, huge_pages=huge_pages, prealloc=prealloc)
+
+    assert arguments[5].endswith(lender)
+    assert arguments[7].endswith(device)
+
+
+@pytest.mark.parametrize(
+    ("max_memory", "slots"), [(2048, 10), (2049, 10), (4096, 0)], ids=["no room", "less than a block", "static"]
+)
+def test_where_memory_cannot_grow_there_is_no_virtio_mem(max_memory: int, slots: int) -> None:
+    arguments = vmm_arguments(1, 1, 2048, max_memory, slots, "/m", virtio_mem=True)
+
+    assert arguments[3] == "2048M"
+    assert not any("virtio-mem" in argument for argument in arguments)
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "device"), [("q35", "virtio-balloon-pci,addr=0x1d"), ("microvm", "virtio-balloon-device")]
+)
+def test_freed_memory_is_told_where_it_is_to_be_reclaimed(machine_type: str, device: str) -> None:
+    arguments = vmm_arguments(1, 1, 64, 64, 0, "/m", machine_type=machine_type, free_page_reporting=True)
+
+    assert arguments[4:6] == ["-device", f"{device},id=resmgr-balloon,free-page-reporting=on,deflate-on-oom=on"]
+
+
 def test_commas_in_the_path_are_doubled() -> None:
     assert "socket,id=resmgr,path=/a,,b,,,,c,server=on,wait=off" in vmm_arguments(1, 1, 64, 64, 0, "/a,b,,c")
 

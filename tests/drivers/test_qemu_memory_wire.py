@@ -335,7 +335,20 @@ async def test_a_shrink_that_is_stuck_tells_how_far_it_came_and_can_be_asked_for
     assert (plugged.memory, plugged.memory_asked) == (BASE, None)
 
 
-@pytest.mark.parametrize("to", [BASE, BASE + 1, BASE + 1026 * MIB], ids=["nothing", "not whole", "above the maximum"])
+async def test_a_shrink_that_is_under_way_goes_less_far(virtio: Connected) -> None:
+    await virtio.driver.grow_memory(BASE + 512 * MIB)
+    await virtio.hints.next(SizeChanged)
+    virtio.server.guest = Guest.IGNORE
+    await virtio.driver.start_shrinking_memory(BASE)
+
+    plugged = await virtio.driver.grow_memory(BASE + 128 * MIB)
+
+    assert (plugged.memory, plugged.memory_asked) == (BASE + 512 * MIB, BASE + 128 * MIB)
+
+
+@pytest.mark.parametrize(
+    "to", [BASE - 2 * MIB, BASE + 1, BASE + 1026 * MIB], ids=["less", "not whole", "above the maximum"]
+)
 async def test_a_grow_of_virtio_mem_that_cannot_be(virtio: Connected, to: int) -> None:
     with pytest.raises(ValueError, match="bytes"):
         await virtio.driver.grow_memory(to)

@@ -75,7 +75,7 @@ def test_a_value_counts_as_it_would_in_a_file(tmp_path: Path, name: str, value: 
          {"default_memory": 0}),
         (OPEN, {RUNTIME + "sandbox_cgroup_only": "1"}, {"sandbox_cgroup_only": True}),
         (OPEN, {RUNTIME + "enable_vcpus_pinning": "t"}, {"enable_vcpus_pinning": True}),
-        (OPEN, {HYPERVISOR + "kernel": "/nowhere", HYPERVISOR + "enable_hugepages": "perhaps"}, {"notes": ()}),
+        (OPEN, {HYPERVISOR + "kernel": "/nowhere", HYPERVISOR + "enable_iothreads": "perhaps"}, {"notes": ()}),
         (OPEN, {HYPERVISOR + "virtio_fs_whatever": "", RUNTIME + "vfio_mode": "x"}, {"notes": ()}),
         ("", {"io.katacontainers.config.agent.kernel_modules": "x", "io.kubernetes.cri.sandbox-id": "x"},
          {"notes": ()}),
