@@ -10,7 +10,7 @@ LONGEST = 3600.0
 
 ALLOWED = "a number and ms, s, m or h (5s, 500ms), or 0; at most 1h"
 
-_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
+FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -19,7 +19,7 @@ def parse_duration(text: str) -> float:
     """The seconds that *text* says; :class:`ValueError` with one line where it is not :data:`ALLOWED`."""
     if text == "0":
         return 0.0
-    match = _FORM.fullmatch(text)
+    match = FORM.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} must be {ALLOWED}")
     seconds = float(match[1]) * _SECONDS[match[2]]

@@ -6,7 +6,9 @@ import re
 
 from kata_resmgr.problem import Code, Problem
 
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+ID_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+
+_ID = re.compile(ID_PATTERN, re.ASCII)
 
 
 def check_id(text: str, what: str) -> str:

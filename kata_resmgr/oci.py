@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,7 @@ class _Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A known object of the OCI runtime specification; its unknown members are not looked at here."""
 
 
-class _Cpu(_Wire, frozen=True):
+class LinuxCpu(_Wire, frozen=True):
     shares: Uint64 | None = None
     quota: Int64 | None = None
     period: Uint64 | None = None
@@ -43,7 +43,7 @@ class _Cpu(_Wire, frozen=True):
     idle: Int64 | None = None
 
 
-class _Memory(_Wire, frozen=True):
+class LinuxMemory(_Wire, frozen=True):
     limit: Int64 | None = None
     reservation: Int64 | None = None
     swap: Int64 | None = None
@@ -55,26 +55,33 @@ class _Memory(_Wire, frozen=True):
     check_before_update: bool | None = None
 
 
-class _HugepageLimit(_Wire, frozen=True):
+class LinuxHugepageLimit(_Wire, frozen=True):
     page_size: str
     limit: Uint64 | None = None
 
 
-class _Pids(_Wire, frozen=True):
+class LinuxPids(_Wire, frozen=True):
     limit: Int64 | None = None
 
 
-class _Resources(_Wire, frozen=True):
-    cpu: _Cpu | None = None
-    memory: _Memory | None = None
-    hugepage_limits: list[_HugepageLimit] | None = None
-    pids: _Pids | None = None
+class LinuxResources(_Wire, frozen=True):
+    """OCI's ``linux.resources``, as far as it is looked into. Other members are kept and given back as they are."""
+
+    cpu: LinuxCpu | None = None
+    memory: LinuxMemory | None = None
+    hugepage_limits: list[LinuxHugepageLimit] | None = None
+    pids: LinuxPids | None = None
     unified: dict[str, str] | None = None
 
 
-_NO_CPU = _Cpu()
-_NO_MEMORY = _Memory()
-_decoder = msgspec.json.Decoder(_Resources)
+Given: TypeAlias = Annotated[
+    msgspec.Raw, msgspec.Meta(extra_json_schema={"$ref": "#/components/schemas/LinuxResources"})
+]
+"""An OCI object that stays the text it came as; what it is to be is said to the API's description alone."""
+
+_NO_CPU = LinuxCpu()
+_NO_MEMORY = LinuxMemory()
+_decoder = msgspec.json.Decoder(LinuxResources)
 _any_decoder = msgspec.json.Decoder()
 
 
@@ -188,7 +195,7 @@ def _merge_hugepages(old: list[dict[str, Any]], change: list[dict[str, Any]]) ->
     return list(entries.values())
 
 
-def _unsigned(wire: _Resources) -> Iterator[tuple[str, int | None]]:
+def _unsigned(wire: LinuxResources) -> Iterator[tuple[str, int | None]]:
     """Every member that is an unsigned 64-bit number, with its pointer."""
     if wire.cpu is not None:
         yield "cpu/shares", wire.cpu.shares

@@ -59,7 +59,7 @@ class Request:
 # The answer, as API.md has it
 
 
-class Condition(view.View, frozen=True):
+class PlannedCondition(view.View, frozen=True):
     """A condition that would be in force; a plan has no times."""
 
     type: str
@@ -67,12 +67,12 @@ class Condition(view.View, frozen=True):
     message: str
 
 
-class Vcpus(view.View, frozen=True):
+class PlannedVcpus(view.View, frozen=True):
     exact: str
     desired: int
 
 
-class Memory(view.View, frozen=True):
+class PlannedMemory(view.View, frozen=True):
     desired: int
 
 
@@ -83,14 +83,14 @@ class Refusal(view.View, frozen=True):
     detail: str
 
 
-class PlannedStep(view.View, frozen=True):
+class PlannedStep(view.View, frozen=True, kw_only=True):
     """What holds after a step; after a refused one, what held before."""
 
     op: Op
-    container: str | UnsetType
-    vcpus: Vcpus
-    memory: Memory
-    conditions: list[Condition]
+    container: str | UnsetType = UNSET
+    vcpus: PlannedVcpus
+    memory: PlannedMemory
+    conditions: list[PlannedCondition]
     error: Refusal | None
 
 
@@ -111,8 +111,8 @@ class Planned(view.View, frozen=True):
 
     mode: str
     boot: view.Boot
-    vmm: view.Vmm | view.ClhVmm
-    conditions: list[Condition]
+    vmm: view.AnyVmm
+    conditions: list[PlannedCondition]
     steps: list[PlannedStep]
     limiters: Limiters
     weight: Weight
@@ -148,8 +148,8 @@ class DryRun:
             yield PlannedStep(
                 op=step.op,
                 container=step.container or UNSET,
-                vcpus=Vcpus(exact_text(target.exact), target.vcpus),
-                memory=Memory(target.memory),
+                vcpus=PlannedVcpus(exact_text(target.exact), target.vcpus),
+                memory=PlannedMemory(target.memory),
                 conditions=[] if excess is None else [_condition(excess)],
                 error=refusal,
             )
@@ -195,5 +195,5 @@ def dry_run(settings: Settings, request: Request) -> Planned:
     return run.answer(list(run.steps()))
 
 
-def _condition(note: Note) -> Condition:
-    return Condition(note.type, note.reason, one_line(note.message))
+def _condition(note: Note) -> PlannedCondition:
+    return PlannedCondition(note.type, note.reason, one_line(note.message))

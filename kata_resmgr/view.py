@@ -6,10 +6,12 @@ Member names are API.md's (camelCase on the wire); sizes are bytes; ``exact`` is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
 from hypervisors.ch_types import RateLimiterConfig, RateLimitGroupConfig
+from kata_resmgr import oci
 from kata_resmgr.sizing import BootSize
 
 
@@ -77,6 +79,17 @@ class ClhVmm(View, frozen=True):
     limiters: Mapping[str, RateLimiterConfig]
 
 
+if TYPE_CHECKING:
+    AnyVmm: TypeAlias = Vmm | ClhVmm
+else:  # nobody decodes it, and msgspec describes no union of objects without a tag
+    AnyVmm = Annotated[
+        Any,
+        msgspec.Meta(
+            extra_json_schema={"anyOf": [{"$ref": "#/components/schemas/Vmm"}, {"$ref": "#/components/schemas/ClhVmm"}]}
+        ),
+    ]
+
+
 class Vcpus(View, frozen=True):
     """``online`` is null: there is no channel yet by which a guest would tell."""
 
@@ -129,7 +142,7 @@ class Sandbox(View, frozen=True):
     phase: str
     generation: int
     boot: Boot
-    vmm: Vmm | ClhVmm
+    vmm: AnyVmm
     vcpus: Vcpus
     memory: Memory
     satisfied: bool
@@ -145,7 +158,7 @@ class Container(View, frozen=True):
     """One container's resources, exactly as they were given (members this program does not know included)."""
 
     id: str
-    resources: msgspec.Raw
+    resources: oci.Given
 
 
 class ContainerResult(View, frozen=True):
@@ -171,3 +184,24 @@ class Explanation(View, frozen=True):
     explain: list[str]
     vcpus: Vcpus
     memory: Memory
+
+
+class Sandboxes(View, frozen=True):
+    """All sandboxes, in id order."""
+
+    sandboxes: list[Sandbox]
+
+
+class Version(View, frozen=True):
+    """This program's version, and the range of API versions that it serves."""
+
+    version: str
+    api_version: int
+    min_api_version: int
+
+
+class Health(View, frozen=True):
+    """Whether the daemon can serve, and why not."""
+
+    ok: bool
+    reasons: list[str]

@@ -8,10 +8,21 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from kata_resmgr import oci
 from kata_resmgr.ids import check_id
 from kata_resmgr.plan import Op, Request, Step
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sizing import MIB
+
+_ONE_OF_STEPS = Meta(
+    extra_json_schema={
+        "oneOf": [{"$ref": f"#/components/schemas/{op}Step"} for op in ("Create", "Update", "Resize", "Delete")]
+    }
+)
+_RESOURCES_OR_NULL = Meta(
+    extra_json_schema={"anyOf": [{"$ref": "#/components/schemas/LinuxResources"}, {"type": "null"}]}
+)
+_A_CONTAINER = Meta(extra_json_schema={"$ref": "#/components/schemas/ContainerBody"})
 
 
 class Body(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -27,7 +38,7 @@ class SandboxBody(Body, frozen=True):
 
     hypervisor: str | None = None
     annotations: dict[str, str] | None = None
-    resources: Raw | UnsetType = UNSET
+    resources: Annotated[Raw, _RESOURCES_OR_NULL] | UnsetType = UNSET
     directory: str | None = None
 
 
@@ -42,13 +53,13 @@ class VmBody(Body, frozen=True):
 class ContainerBody(Body, frozen=True):
     """What a container is created, replaced or updated with."""
 
-    resources: Raw
+    resources: oci.Given
 
 
 class ResizeBody(Body, frozen=True):
     """What is merged into the size that a sandbox declares."""
 
-    resources: Raw
+    resources: oci.Given
 
 
 class HostBody(Body, frozen=True):
@@ -62,7 +73,7 @@ class PlannedSandboxBody(Body, frozen=True):
     """The sandbox that a plan is for."""
 
     annotations: dict[str, str] | None = None
-    resources: Raw | UnsetType = UNSET
+    resources: Annotated[Raw, _RESOURCES_OR_NULL] | UnsetType = UNSET
 
 
 class PlanBody(Body, frozen=True):
@@ -71,21 +82,21 @@ class PlanBody(Body, frozen=True):
     hypervisor: str | None = None
     host: HostBody | None = None
     sandbox: PlannedSandboxBody | None = None
-    steps: list[Raw] | None = None
+    steps: list[Annotated[Raw, _ONE_OF_STEPS]] | None = None
 
 
 class CreateStep(Body, frozen=True, tag_field="op", tag="create"):
     container: str
-    resources: Raw
+    resources: oci.Given
 
 
 class UpdateStep(Body, frozen=True, tag_field="op", tag="update"):
     container: str
-    resources: Raw
+    resources: oci.Given
 
 
 class ResizeStep(Body, frozen=True, tag_field="op", tag="resize"):
-    resources: Raw
+    resources: oci.Given
 
 
 class DeleteStep(Body, frozen=True, tag_field="op", tag="delete"):
@@ -98,8 +109,10 @@ class DeleteStep(Body, frozen=True, tag_field="op", tag="delete"):
 class TableBody(Body, frozen=True):
     """The whole table. Entries are decoded one by one, so that a fault can be told with its container."""
 
-    containers: dict[str, Raw]
+    containers: dict[str, Annotated[Raw, _A_CONTAINER]]
 
+
+STEPS = (CreateStep, UpdateStep, ResizeStep, DeleteStep)
 
 _B = TypeVar("_B", bound=Body)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 
 from kata_resmgr import __version__, metrics, view
-from kata_resmgr.api import queries
+from kata_resmgr.api import openapi, queries
 from kata_resmgr.api.answers import API_VERSION, Answer, Stream, Text
 from kata_resmgr.api.bodies import (
     Body,
@@ -27,8 +27,10 @@ from kata_resmgr.api.bodies import (
     read_table,
     stated,
 )
+from kata_resmgr.events import Event
 from kata_resmgr.ids import check_id
 from kata_resmgr.manager import ResourceManager, SandboxSpec
+from kata_resmgr.plan import Planned
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome
 from kata_resmgr.vm import Goal
@@ -52,6 +54,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     body: Any
 
 
+Answers: TypeAlias = Mapping[int, tuple[Any, ...]]
+
+
 class Handler(Protocol):
     """Serves a route. Its name says what it does."""
 
@@ -66,11 +71,17 @@ class Route:
     """What serves one method of one path. ``body`` None: it takes none, and what is sent is not looked at."""
 
     handler: Handler
+    answers: Answers = field(default_factory=dict)
+    """What each status that is no problem comes with: one of these types, or no body."""
+    problems: frozenset[Code] = frozenset()
+    """What may be wrong, beside what can be wrong with any request of its kind."""
     query: frozenset[str] = frozenset()
     body: msgspec.json.Decoder[Any] | None = None
     body_optional: bool = False
     changes: bool = True
     """Whether it may change something, where its method is not GET."""
+    media_type: str = "application/json"
+    """What the body of an answer that is no problem is written in."""
 
     @property
     def op(self) -> str:
@@ -101,7 +112,7 @@ def _find(method: str, path: str) -> tuple[Route, str, str]:
     names = segments[2:5:2]
     if len(segments) > 2:
         segments[2::2] = "*" * len(segments[2::2])
-    methods = _ROUTES.get("/".join(segments))
+    methods = ROUTES.get("/".join(segments))
     if methods is None:
         raise Problem(Code.NOT_FOUND, f"there is no path {path[:80]!r} here; sandboxes are below /v1/sandboxes")
     route = methods.get(method)
@@ -119,27 +130,43 @@ def _find(method: str, path: str) -> tuple[Route, str, str]:
 
 
 async def _version(call: Call) -> Answer:
-    return Answer(200, {"version": __version__, "apiVersion": API_VERSION, "minApiVersion": API_VERSION})
+    """Name and versions."""
+    return Answer(200, view.Version(__version__, API_VERSION, API_VERSION))
 
 
 async def _alive(call: Call) -> Answer:
-    return Answer(200, {"ok": True, "reasons": []})
+    """Whether the daemon is alive."""
+    return Answer(200, view.Health(ok=True, reasons=[]))
 
 
 async def _ready(call: Call) -> Answer:
+    """Whether the daemon can serve."""
     reasons = ["the daemon is stopping"] if call.closing.is_set() else []
-    return Answer(503 if reasons else 200, {"ok": not reasons, "reasons": reasons})
+    return Answer(503 if reasons else 200, view.Health(not reasons, reasons))
+
+
+async def _openapi(call: Call) -> Answer:
+    """This description."""
+    return Answer(200, Text("application/json", _description()))
+
+
+@cache
+def _description() -> bytes:
+    return msgspec.json.encode(openapi.describe(ROUTES))
 
 
 async def _plan(call: Call) -> Answer:
+    """Say what would be done, and why, without a VM."""
     return Answer(200, await call.manager.plan(read_plan(call.body)))
 
 
 async def _metrics(call: Call) -> Answer:
+    """Metrics, as Prometheus reads them."""
     return Answer(200, Text(metrics.CONTENT_TYPE, await call.manager.metrics_text()))
 
 
 async def _events(call: Call) -> Answer:
+    """What has happened to sandboxes, one JSON object a line; with follow also what happens."""
     since, sandbox = queries.number(call.query, "since"), call.query.get("sandbox")
     if sandbox is not None:
         check_id(sandbox, "sandbox")
@@ -165,11 +192,13 @@ def _full(sandbox: view.Sandbox, containers: Mapping[str, view.Container]) -> Fu
 
 
 async def _list_sandboxes(call: Call) -> Answer:
+    """All sandboxes."""
     phase = queries.choice(call.query, "phase", PHASES)
-    return Answer(200, {"sandboxes": call.manager.sandboxes(phase)})
+    return Answer(200, view.Sandboxes(call.manager.sandboxes(phase)))
 
 
 async def _put_sandbox(call: Call) -> Answer:
+    """Register a sandbox: boot size and VMM arguments are answered."""
     body: SandboxBody = call.body
     spec = SandboxSpec(body.hypervisor, body.annotations, stated(body.resources), body.directory)
     outcome = await call.manager.put_sandbox(call.sandbox, spec)
@@ -177,11 +206,13 @@ async def _put_sandbox(call: Call) -> Answer:
 
 
 async def _resize(call: Call) -> Answer:
+    """Merge resources into what the sandbox declares."""
     resources = bytes(call.body.resources)
     return _sandbox_answer(await call.manager.resize(call.sandbox, resources, queries.patience(call.query)))
 
 
 async def _get_sandbox(call: Call) -> Answer:
+    """One sandbox, at once or when it is as wanted."""
     goal, wait = queries.choice(call.query, "for", tuple(Goal)), queries.seconds(call.query, "wait")
     full = queries.choice(call.query, "view", ("full",)) is not None
     if wait is not None and goal is None:
@@ -205,34 +236,41 @@ async def _unless_closing(call: Call, waiting: Awaitable[view.Sandbox]) -> view.
 
 
 async def _delete_sandbox(call: Call) -> Answer:
+    """Forget a sandbox; its VM is left alone."""
     await call.manager.delete_sandbox(call.sandbox)
     return Answer(204)
 
 
 async def _attach(call: Call) -> Answer:
+    """Drive the VM that runs: connect, read back, converge."""
     vm: VmBody = call.body
     return Answer(200, await call.manager.attach(call.sandbox, vm.socket, vm.pid, vm.memory_block_bytes))
 
 
 async def _detach(call: Call) -> Answer:
+    """Let go of the VM, which runs on."""
     await call.manager.detach(call.sandbox)
     return Answer(204)
 
 
 async def _hold(call: Call) -> Answer:
+    """No more calls to the hypervisor, around a snapshot or migration."""
     return Answer(200, await call.manager.hold(call.sandbox))
 
 
 async def _release(call: Call) -> Answer:
+    """The end of a hold: read back and converge."""
     await call.manager.release(call.sandbox)
     return Answer(204)
 
 
 async def _reconcile(call: Call) -> Answer:
+    """Read back and converge now, shrinks included."""
     return _sandbox_answer(await call.manager.reconcile(call.sandbox, queries.patience(call.query)))
 
 
 async def _explain(call: Call) -> Answer:
+    """Every step from the inputs to the present target."""
     return Answer(200, call.manager.explain(call.sandbox))
 
 
@@ -240,27 +278,32 @@ async def _explain(call: Call) -> Answer:
 
 
 async def _put_table(call: Call) -> Answer:
+    """These containers and no others, in one resize."""
     table = read_table(call.body)
     return _sandbox_answer(await call.manager.put_containers(call.sandbox, table, queries.patience(call.query)))
 
 
 async def _put_container(call: Call) -> Answer:
+    """Create or replace a container; the answer comes when the VM is big enough."""
     resources = bytes(call.body.resources)
     patience = queries.patience(call.query)
     return _container_answer(*await call.manager.put_container(call.sandbox, call.container, resources, patience))
 
 
 async def _patch_container(call: Call) -> Answer:
+    """Update a container member by member."""
     resources = bytes(call.body.resources)
     patience = queries.patience(call.query)
     return _container_answer(*await call.manager.patch_container(call.sandbox, call.container, resources, patience))
 
 
 async def _get_container(call: Call) -> Answer:
+    """One container, as it was given."""
     return Answer(200, call.manager.container(call.sandbox, call.container))
 
 
 async def _delete_container(call: Call) -> Answer:
+    """Remove a container. It never fails for want of anything."""
     await call.manager.delete_container(call.sandbox, call.container, queries.patience(call.query))
     return Answer(204)
 
@@ -278,37 +321,90 @@ def _takes(body: type[Body]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(body)
 
 
-_ROUTES: dict[str, dict[str, Route]] = {
-    "version": {"GET": Route(_version)},
-    "healthz": {"GET": Route(_alive)},
-    "readyz": {"GET": Route(_ready)},
-    "metrics": {"GET": Route(_metrics)},
-    "v1/plan": {"POST": Route(_plan, body=_takes(PlanBody), changes=False)},
-    "v1/events": {"GET": Route(_events, frozenset({"since", "sandbox", "follow"}))},
-    "v1/sandboxes": {"GET": Route(_list_sandboxes, frozenset({"phase"}))},
+_NOTHING: Answers = {204: ()}
+_SANDBOX: Answers = {200: (view.Sandbox,)}
+_RESIZED: Answers = {200: (view.Sandbox,), 202: (view.Sandbox,)}
+_CONTAINER: Answers = {200: (view.ContainerResult,), 202: (view.ContainerResult,)}
+
+_KNOWN = frozenset({Code.NOT_FOUND})
+_SIZING = frozenset(
+    {
+        Code.INVALID_RESOURCES,
+        Code.MEMORY_LIMIT_EXCEEDED,
+        Code.VCPU_LIMIT_EXCEEDED,
+    }
+)
+_REGISTERING = _SIZING | {Code.INVALID_ANNOTATION, Code.INVALID_CONFIG, Code.NO_MEMORY}
+_REACHING = _KNOWN | {Code.HELD, Code.HYPERVISOR_TIMEOUT, Code.HYPERVISOR_UNREACHABLE}
+_GROWING = _REACHING | _SIZING | {Code.HYPERVISOR_REFUSED, Code.NOT_SUPPORTED, Code.SHRINK_PENDING}
+
+ROUTES: Mapping[str, Mapping[str, Route]] = {
+    "version": {"GET": Route(_version, {200: (view.Version,)})},
+    "healthz": {"GET": Route(_alive, {200: (view.Health,)})},
+    "readyz": {"GET": Route(_ready, {200: (view.Health,), 503: (view.Health,)})},
+    "metrics": {"GET": Route(_metrics, {200: (str,)}, media_type=metrics.CONTENT_TYPE)},
+    "openapi.json": {"GET": Route(_openapi, {200: (dict[str, Any],)})},
+    "v1/plan": {
+        "POST": Route(_plan, {200: (Planned,)}, _REGISTERING | {Code.INVALID_ID}, body=_takes(PlanBody), changes=False)
+    },
+    "v1/events": {
+        "GET": Route(
+            _events,
+            {200: (Event,)},
+            frozenset({Code.GONE, Code.INVALID_ID}),
+            query=frozenset({"since", "sandbox", "follow"}),
+            media_type=NDJSON,
+        )
+    },
+    "v1/sandboxes": {"GET": Route(_list_sandboxes, {200: (view.Sandboxes,)}, query=frozenset({"phase"}))},
     "v1/sandboxes/*": {
-        "GET": Route(_get_sandbox, frozenset({"wait", "for", "view"})),
-        "PUT": Route(_put_sandbox, body=_takes(SandboxBody)),
-        "PATCH": Route(_resize, queries.PATIENCE, body=_takes(ResizeBody)),
-        "DELETE": Route(_delete_sandbox),
+        "GET": Route(
+            _get_sandbox, {200: (view.Sandbox, FullSandbox)}, _KNOWN, query=frozenset({"wait", "for", "view"})
+        ),
+        "PUT": Route(
+            _put_sandbox,
+            {200: (view.Sandbox,), 201: (view.Sandbox,)},
+            _REGISTERING | {Code.CONFLICT, Code.INVALID_PATH},
+            body=_takes(SandboxBody),
+        ),
+        "PATCH": Route(_resize, _RESIZED, _GROWING, queries.PATIENCE, _takes(ResizeBody)),
+        "DELETE": Route(_delete_sandbox, _NOTHING),
     },
     "v1/sandboxes/*/vm": {
-        "PUT": Route(_attach, body=_takes(VmBody)),
-        "DELETE": Route(_detach),
+        "PUT": Route(
+            _attach,
+            _SANDBOX,
+            _REACHING | {Code.CONFLICT, Code.INVALID_PATH, Code.MONITOR_BUSY},
+            body=_takes(VmBody),
+        ),
+        "DELETE": Route(_detach, _NOTHING, _KNOWN),
     },
     "v1/sandboxes/*/hold": {
-        "PUT": Route(_hold, body=_takes(Nothing), body_optional=True),
-        "DELETE": Route(_release),
+        "PUT": Route(_hold, _SANDBOX, _KNOWN | {Code.HYPERVISOR_TIMEOUT}, body=_takes(Nothing), body_optional=True),
+        "DELETE": Route(_release, _NOTHING, _KNOWN),
     },
     "v1/sandboxes/*/reconcile": {
-        "POST": Route(_reconcile, queries.PATIENCE, body=_takes(Nothing), body_optional=True),
+        "POST": Route(
+            _reconcile,
+            _RESIZED,
+            _REACHING | {Code.CONFLICT},
+            queries.PATIENCE,
+            _takes(Nothing),
+            body_optional=True,
+        ),
     },
-    "v1/sandboxes/*/explain": {"GET": Route(_explain)},
-    "v1/sandboxes/*/containers": {"PUT": Route(_put_table, queries.PATIENCE, body=_takes(TableBody))},
+    "v1/sandboxes/*/explain": {"GET": Route(_explain, {200: (view.Explanation,)}, _KNOWN)},
+    "v1/sandboxes/*/containers": {"PUT": Route(_put_table, _RESIZED, _GROWING, queries.PATIENCE, _takes(TableBody))},
     "v1/sandboxes/*/containers/*": {
-        "GET": Route(_get_container),
-        "PUT": Route(_put_container, queries.PATIENCE, body=_takes(ContainerBody)),
-        "PATCH": Route(_patch_container, queries.PATIENCE, body=_takes(ContainerBody)),
-        "DELETE": Route(_delete_container, queries.PATIENCE),
+        "GET": Route(_get_container, {200: (view.Container,)}, _KNOWN),
+        "PUT": Route(
+            _put_container,
+            {**_CONTAINER, 201: (view.ContainerResult,)},
+            _GROWING,
+            queries.PATIENCE,
+            _takes(ContainerBody),
+        ),
+        "PATCH": Route(_patch_container, _CONTAINER, _GROWING, queries.PATIENCE, _takes(ContainerBody)),
+        "DELETE": Route(_delete_container, _NOTHING, _KNOWN | {Code.HYPERVISOR_TIMEOUT}, queries.PATIENCE),
     },
 }

@@ -26,6 +26,7 @@ from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience
 from kata_resmgr.store import MemoryStore
 from kata_resmgr.vm import Goal
+from tests.api.contract import must_keep
 
 SANDBOX = view.Sandbox(
     id="s1",
@@ -182,7 +183,9 @@ class Door:
         head = [f"{method} {path} HTTP/1.1", "Host: localhost", *headers]
         if data is not None:
             head += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
-        return await self.raw("\r\n".join([*head, "", ""]).encode() + (data or b""))
+        reply = await self.raw("\r\n".join([*head, "", ""]).encode() + (data or b""))
+        must_keep(method, path, reply.status, reply.headers, reply.body)
+        return reply
 
 
 @dataclass(frozen=True)
