@@ -150,6 +150,8 @@ def _codes(method: str, names: list[str], route: Route) -> set[Code]:
         codes.add(Code.UNSUPPORTED_TYPE)
     if method != "GET":
         codes.add(Code.SHUTTING_DOWN)
+        if route.changes:
+            codes.add(Code.STATE_UNAVAILABLE)
     return codes
 
 
