@@ -69,6 +69,8 @@ THE_SANDBOX = ""
 """The lane of operations on the sandbox itself: no container has this id."""
 LOST_KEPT = 3600.0
 """Seconds for which a sandbox is kept whose VM's process is gone."""
+INCOMPLETE_GRACE = 3600.0
+"""Seconds for which a VM keeps what it has where a part of its table could not be read: the shim may say it again."""
 
 
 def _never() -> None:
@@ -204,7 +206,7 @@ class Sandbox:
             self._vm.find_lost(record.vm)
             return None
         self._vm.resizes = not record.fitted.static
-        grace = self._plan.config.shrink_delay if kept.complete else float("inf")
+        grace = self._plan.config.shrink_delay if kept.complete else INCOMPLETE_GRACE
         adoption = Adoption(record.vm, kept.removals, record.removed_any, self._now() + grace)
         return self._vm.adopt(open_driver, adoption, gate)
 
@@ -496,7 +498,7 @@ class Sandbox:
             else:
                 conditions.hold(kind, reason, excess.message)
         memory = self._vm.plugged.memory
-        if self._vm.machine is not None and target.memory > memory:
+        if target.memory > memory > 0:  # 0: nothing has been read yet
             text = f"{target.memory} bytes are asked for, {memory} are there; this driver does not add memory"
             conditions.hold(Kind.HOTPLUG_UNSUPPORTED, "memory", text)
         else:

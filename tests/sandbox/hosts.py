@@ -1,0 +1,122 @@
+"""A host whose daemon can be killed: VMs and state outlive the manager, which is made anew."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hypervisors.base import Hypervisor
+from hypervisors.fake import FakeHypervisor, FakeVm
+from kata_resmgr.manager import ResourceManager, SandboxSpec
+from kata_resmgr.sandbox import Plan
+from kata_resmgr.sqlite_store import SqliteStore
+from kata_resmgr.store import StateUnavailable
+from tests.sandbox.rig import load
+
+
+class MortalStore(SqliteStore):
+    """The durable store of a daemon that dies: when it is to make one more commit than it has *lives*, or,
+    *at_once*, as soon as it has made that many.
+
+    From then on it finds the disk full, which is how a test ends what the dead daemon would go on with: nothing of that
+    is kept, and no removal is sent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lives: int | None = None
+        self.at_once = False
+        self.dead = False
+        super().__init__(path)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        if self.lives == 0:
+            self._die()
+        with super()._transaction() as db:
+            yield db
+        if self.lives is not None:
+            self.lives -= 1
+            if self.lives == 0 and self.at_once:
+                self._die()
+
+    def _die(self) -> NoReturn:
+        self.dead = True
+        raise StateUnavailable("killed by the test")
+
+
+class Machines:
+    """One host: its directory, its VMs by socket, and the daemon that runs now."""
+
+    def __init__(self, directory: Path, toml: str = "") -> None:
+        self.directory = directory
+        self._toml = f'{toml}\n[daemon]\nsocket = "{directory}/api.sock"\nvm_roots = ["{directory}"]\n'
+        self.vms: dict[str, FakeVm] = {}
+        self._sockets: list[socket.socket] = []
+        self.store: MortalStore
+        self.manager: ResourceManager
+
+    def start(self) -> None:
+        """A daemon comes up on what is there, without looking at it yet."""
+        self.store = MortalStore(self.directory / "state.db")
+        self.manager = ResourceManager(load(self._toml), self.store, self._driver)
+
+    async def restart(self) -> None:
+        """Kill it, and let the next one adopt."""
+        await self.kill()
+        self.start()
+        await self.manager.adopt()
+
+    async def kill(self) -> None:
+        """It is gone, and has done nothing more."""
+        self.store.lives = 0
+        await self.manager.close()
+        for vm in self.vms.values():
+            vm.drop()
+
+    async def boot(self, name: str, vm: FakeVm | None = None) -> FakeVm:
+        """Register a sandbox, start its VM, and attach it."""
+        await self.manager.put_sandbox(name, SandboxSpec("qemu"))
+        vm = vm or FakeVm(boot_vcpus=1, max_vcpus=8)
+        self.run(name, vm)
+        await self.manager.attach(name, None, None, None)
+        return vm
+
+    def run(self, name: str, vm: FakeVm) -> None:
+        """The VM runs; its monitor is where the sandbox's arguments put it."""
+        monitor = str(self.directory / "vm" / name / "resmgr.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(monitor)
+        self._sockets.append(listener)
+        self.vms[monitor] = vm
+
+    def table(self, name: str) -> dict[str, Any]:
+        """What each container has."""
+        containers = self.manager.containers(name)
+        return {name: json.loads(bytes(container.resources)) for name, container in containers.items()}
+
+    def conditions(self, name: str) -> list[tuple[str, str]]:
+        return [(condition.type, condition.reason) for condition in self.manager.sandbox(name).conditions]
+
+    def _driver(self, _: Plan, path: str) -> Hypervisor:
+        return FakeHypervisor(self.vms[path])
+
+    async def close(self) -> None:
+        await self.manager.close()
+        for listener in self._sockets:
+            listener.close()
+
+
+@asynccontextmanager
+async def machines(directory: Path, toml: str = "") -> AsyncIterator[Machines]:
+    """A host with a daemon; nothing of it runs afterwards."""
+    host = Machines(directory, toml)
+    host.start()
+    try:
+        yield host
+    finally:
+        await host.close()
