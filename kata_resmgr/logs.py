@@ -1,21 +1,24 @@
 """Logging to stderr: one line for each record, as JSON unless a person reads it.
 
 What callers and guests say ends up in records, so a line is bounded, cannot be broken by what is in it, and a reader
-that has gone away never disturbs the daemon.
+that has gone away never disturbs the daemon. A fault that goes on for hours is told a few times, and then how often.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
+
+from kata_resmgr.repeats import Repeats
 
 LINE_LIMIT = 8192
 """Bytes of a JSON record; characters of a console line."""
@@ -34,8 +37,9 @@ def configure(level: str, form: str, stream: int = 2) -> None:
     """
     threshold = getattr(logging, level.upper())
     console = form == "console" or (form == "auto" and os.isatty(stream))
+    written = _as_text if console else _as_json
     structlog.configure(
-        processors=[_complete, _bounded, _as_text if console else _as_json],
+        processors=[_Sifted(written), _complete, _bounded, written],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=lambda *_: _Stream(stream),
         cache_logger_on_first_use=True,
@@ -64,6 +68,37 @@ class _FromLibraries(logging.Handler):
         structlog.get_logger().log(
             record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info or None
         )
+
+
+class _Sifted:
+    """Lets a record that repeats itself through only now and then; *written* is how the others are summed up.
+
+    What is done is always told: changes that went well, and all of ``debug``.
+    """
+
+    def __init__(
+        self, written: Callable[[object, str, Record], bytes], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._written = written
+        self._clock = clock
+        self._repeats: Repeats[tuple[str, ...]] = Repeats()
+
+    def __call__(self, stream: Any, level: str, record: Record) -> Record:  # noqa: ANN401 - structlog says no more
+        if level == "debug" or (record.get("event") == "change" and record.get("code") is None):
+            return record
+        now = self._clock()
+        for (kind, event, *told), times, seconds in self._repeats.over(now):
+            named = {name: value for name, value in zip(_NAMES, told, strict=True) if value}
+            summary: Record = {"event": "repeated", "of": event, **named, "times": times, "seconds": round(seconds)}
+            stream.write(self._written(stream, kind, _bounded(stream, kind, _complete(stream, kind, summary))))
+        kind = "error" if level == "exception" else level
+        if not self._repeats.hears((kind, str(record["event"]), *(str(record.get(n) or "") for n in _NAMES)), now):
+            raise structlog.DropEvent
+        return record
+
+
+_NAMES = ("sandbox", "container", "code")
+"""Members by which records of one event are told apart."""
 
 
 def _complete(_: object, level: str, record: Record) -> Record:

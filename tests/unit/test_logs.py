@@ -120,3 +120,30 @@ def test_a_reader_that_has_gone_disturbs_nobody() -> None:
     finally:
         structlog.reset_defaults()
         os.close(write)
+
+
+def test_a_fault_that_repeats_itself_is_summed_up_and_what_is_done_is_not(pipe: tuple[int, Reader]) -> None:
+    now = 0.0
+    logs.configure("info", "json", pipe[0])
+    sifted = logs._Sifted(logs._as_json, lambda: now)
+    structlog.configure(processors=[sifted, *structlog.get_config()["processors"][1:]])
+    log = fresh().bind(sandbox="s1")
+    for _ in range(100):
+        log.info("change", container="c1", code="hypervisor_refused")
+        log.info("change", container="c1", code=None)
+        log.warning("unreachable", reason="gone")
+    log.bind(sandbox="s2").warning("unreachable", reason="gone")
+    records = [json.loads(line) for line in pipe[1]()]
+    assert sum(record.get("code") is None and record["event"] == "change" for record in records) == 100
+    assert sum(record.get("code") == "hypervisor_refused" for record in records) == 5
+    assert sum(record["event"] == "unreachable" for record in records) == 5 + 1
+    now = 61.0
+    fresh().info("serving")
+    summaries = [{**json.loads(line), "time": ""} for line in pipe[1]()]
+    assert summaries == [
+        {"time": "", "level": "info", "event": "repeated", "of": "change", "sandbox": "s1", "container": "c1",
+         "code": "hypervisor_refused", "times": 95, "seconds": 60},
+        {"time": "", "level": "warning", "event": "repeated", "of": "unreachable", "sandbox": "s1", "times": 95,
+         "seconds": 60},
+        {"time": "", "level": "info", "event": "serving"},
+    ]  # fmt: skip
