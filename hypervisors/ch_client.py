@@ -78,7 +78,7 @@ class Exchange:
         """The process at the other end (SO_PEERCRED), once connected."""
         self._timeout = timeout
         self._deadline = 0.0
-        self._over: str | None = None
+        self._over: HypervisorError | None = None
         self._socket: socket.socket | None = None
         self._session: requests.Session = Session()
         self._session.trust_env = False  # neither a proxy nor a .netrc bears on a local socket
@@ -93,9 +93,9 @@ class Exchange:
     def __exit__(self, *_exception: object) -> None:
         self._session.close()
 
-    def cut(self, reason: str) -> None:
-        """End it now, for *reason*: its time is over, or nobody waits for it any more."""
-        self._over = reason
+    def cut(self, error: HypervisorError) -> None:
+        """End it now; what was under way, and what would come, raises *error*."""
+        self._over = error
         if self._socket is not None:
             _shut(self._socket)
 
@@ -151,10 +151,10 @@ class Exchange:
 
     def _lost(self, call: str, error: object) -> HypervisorError:
         """What ended the exchange, in the words of :mod:`hypervisors.base`."""
-        if self._over is not None or time.monotonic() >= self._deadline:
-            return TimedOut(f"{self.path}: {call}: {self._over or f'no answer in {self._timeout:g} s'}")
+        if self._over is not None:
+            return type(self._over)(f"{self.path}: {call}: {self._over}")
         cause = _cause(error)
-        if isinstance(cause, TimeoutError):
+        if isinstance(cause, TimeoutError) or time.monotonic() >= self._deadline:
             return TimedOut(f"{self.path}: {call}: no answer in {self._timeout:g} s")
         if isinstance(cause, BlockingIOError):
             return Busy(f"{self.path}: {call}: others are already waiting for this socket")
@@ -263,5 +263,5 @@ def _cause(error: object) -> object:
 
 
 def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended by itself
+    with suppress(OSError):  # it may have ended by itself
         connection.shutdown(socket.SHUT_RDWR)

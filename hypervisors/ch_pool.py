@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from hypervisors.base import TimedOut
+from hypervisors.base import HypervisorError, TimedOut, Unreachable
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class CallPool:
         """Whether the last call to this VM timed out."""
         return vm in self._suspects
 
-    async def run(self, vm: str, call: Callable[[], T], cut: Callable[[str], None], within: float) -> T:
+    async def run(self, vm: str, call: Callable[[], T], cut: Callable[[HypervisorError], None], within: float) -> T:
         """Let a thread make *call* to *vm*.
 
         It waits for its turn at most *within* seconds, and then has as many again; at their end *cut* is called, from
@@ -56,7 +56,7 @@ class CallPool:
                 raise TimedOut(f"{vm}: not sent: all threads were busy for {within:g} s") from None
             raise
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(within, cut, f"no answer in {within:g} s")
+        timer = loop.call_later(within, cut, TimedOut(f"no answer in {within:g} s"))
         running = loop.run_in_executor(self._executor, call)
 
         def ended(_: asyncio.Future[T]) -> None:
@@ -68,7 +68,7 @@ class CallPool:
         try:
             result = await asyncio.shield(running)
         except asyncio.CancelledError:
-            cut("given up")
+            cut(Unreachable("given up"))
             running.add_done_callback(_forget_failure)
             await asyncio.wait([running], timeout=_ENDING)
             raise

@@ -223,8 +223,9 @@ def limiter_shown(device: Mapping[str, Any]) -> RateLimiterConfig | None:
 def _bucket_shown(bucket: Mapping[str, Any] | None) -> TokenBucket | None:
     if not bucket:
         return None
-    known = {name: bucket[name] for name in TokenBucket.__struct_fields__ if name in bucket}
-    return msgspec.convert(known, TokenBucket)
+    members = (bucket.get(name, 0) for name in ("size", "one_time_burst", "refill_time"))
+    size, burst, refill = (int(member) for member in members)  # others' may be larger than what we would ask for
+    return TokenBucket(size=size, one_time_burst=burst, refill_time=refill)
 
 
 def pairs(queues: int) -> int:

@@ -131,7 +131,7 @@ class CloudHypervisor:
         self._listener = None
         self._end = self._end or "closed"
         if self._exchange is not None:
-            self._exchange.cut("closed")
+            self._exchange.cut(Unreachable("closed"))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSING), self._turn:
                     pass

@@ -267,7 +267,7 @@ def test_one_that_answers_byte_by_byte_is_cut_off_too(newest: CloudHypervisorSer
     """Each byte comes in time; the whole does not."""
     newest.vmm.spoilt["vm.info"] = b"HTTP/1.1 200 \r\nContent-Length: 50\r\n\r\n" + b"{"
     api = exchange(newest, timeout=30.0)
-    timer = threading.Timer(0.1, api.cut, ["no answer in 0.1 s"])
+    timer = threading.Timer(0.1, api.cut, [TimedOut("no answer in 0.1 s")])
     newest.vmm.hang()
     timer.start()
     began = time.monotonic()
@@ -281,8 +281,8 @@ def test_what_was_cut_sends_nothing_more(newest: CloudHypervisorServer) -> None:
     api = exchange(newest)
     with api:
         api.info()
-        api.cut("given up")
-        with pytest.raises(TimedOut, match="given up"):
+        api.cut(Unreachable("given up"))
+        with pytest.raises(Unreachable, match=r"vm\.resize: given up"):
             api.resize(VmResize(desired_vcpus=3))
 
     assert newest.vmm.bodies("vm.resize") == []
