@@ -26,6 +26,7 @@ class CallPool:
     """*threads* in all; they are made when they are needed, and end with :meth:`close`. For one event loop."""
 
     def __init__(self, threads: int = THREADS) -> None:
+        self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="clh")
         self._turns = asyncio.Semaphore(threads)
         self._turns_of_suspects = asyncio.Semaphore(max(1, threads // 4))
@@ -84,8 +85,10 @@ class CallPool:
         return result
 
     async def close(self) -> None:
-        """End all threads. Calls under way are waited for: whoever made them has ended them."""
-        await asyncio.to_thread(self._executor.shutdown)
+        """End all threads, once the calls under way have ended; whoever made them has cut them."""
+        for _ in range(self._threads):
+            await self._turns.acquire()
+        self._executor.shutdown()
 
 
 def _forget_failure(running: asyncio.Future[T]) -> None:

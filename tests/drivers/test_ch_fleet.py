@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import HypervisorError, TimedOut
+from hypervisors.base import TimedOut
 from hypervisors.ch_pool import THREADS, CallPool
 from hypervisors.cloud_hypervisor import CloudHypervisor
 from tests.drivers.backends import Hints
@@ -53,6 +53,9 @@ async def test_a_thousand_attachments_leave_nothing(short_tmp: Path) -> None:
         assert descriptors == after_one
         assert len(pool_threads()) <= THREADS
         await pool.close()
+    until = time.monotonic() + 5
+    while held() != before and time.monotonic() < until:  # noqa: ASYNC110 - the kernel shows a thread a little longer than Python
+        await asyncio.sleep(0.001)
     assert held() == before
 
 
@@ -70,37 +73,40 @@ def fleet(short_tmp: Path) -> Iterator[dict[str, int]]:
 
 async def test_two_hundred_vms_share_few_threads_and_hung_ones_do_not_take_them(fleet: dict[str, int]) -> None:
     pool = CallPool()
-    drivers = {
-        path: CloudHypervisor(path, pool, boot_vcpus=1, boot_memory=GIB, timeout=1.0 if number < 30 else 20.0)
-        for number, path in enumerate(fleet)
-    }
-    hung, sound = list(drivers)[:30], list(drivers)[30:]
 
-    async def each(paths: list[str]) -> list[object]:
-        return await asyncio.gather(*(drivers[path].read() for path in paths), return_exceptions=True)
+    def drivers(paths: list[str], timeout: float) -> list[CloudHypervisor]:
+        return [CloudHypervisor(path, pool, boot_vcpus=1, boot_memory=GIB, timeout=timeout) for path in paths]
 
-    await asyncio.gather(*(driver.connect(Hints()) for driver in drivers.values()))
+    async def hang(driver: CloudHypervisor) -> None:
+        with pytest.raises(TimedOut):
+            await driver.connect(Hints())
+
+    async def go_on_hanging() -> None:
+        while True:
+            await asyncio.gather(*map(hang, impatient))
+
+    hung, sound = list(fleet)[:30], list(fleet)[30:]
+    impatient, patient = drivers(hung, 0.3), drivers(sound, 30.0)
     for path in hung:
         os.kill(fleet[path], signal.SIGSTOP)
-    first = await each(hung)
-    assert all(isinstance(error, TimedOut) for error in first)
+    await asyncio.gather(*map(hang, impatient))
+    assert all(map(pool.suspected, hung))
 
-    again = asyncio.create_task(each(hung))
-    began = time.monotonic()
-    plugged = await asyncio.gather(*(drivers[path].add_vcpus(1) for path in sound))
-    took = time.monotonic() - began
-    grown = not again.done()
-    assert all(isinstance(error, TimedOut) for error in await again)
+    others = asyncio.create_task(go_on_hanging())
+    await asyncio.gather(*(driver.connect(Hints()) for driver in patient))
+    plugged = await asyncio.gather(*(driver.add_vcpus(1) for driver in patient))
+    assert not others.done()
+    others.cancel()
+    await asyncio.wait([others])
+    assert [len(each.vcpus) for each in plugged] == [2] * len(sound)
 
     for path in hung:
         os.kill(fleet[path], signal.SIGCONT)
-    back = await each(hung)
-    while any(isinstance(answer, HypervisorError) for answer in back):
-        back = await each(hung)
+    back = drivers(hung, 30.0)
+    await asyncio.gather(*(driver.connect(Hints()) for driver in back))
+    assert not any(map(pool.suspected, hung))
 
-    assert [len(each.vcpus) for each in plugged] == [2] * len(sound)
-    assert grown or took < 10
     assert len(pool_threads()) <= THREADS
-    for driver in drivers.values():
+    for driver in (*patient, *impatient, *back):
         await driver.close()
     await pool.close()
