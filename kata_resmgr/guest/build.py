@@ -31,8 +31,16 @@ _FORM = 1
 _META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-kvm", "linux-image-amd64")
 """Kernels made for virtual machines first: Debian's, Ubuntu's two, Debian's general one."""
 
-_MODULES = ("virtio", "virtio_mem", "virtio_pci", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_ring")
-"""What virtio-mem needs. Kernels differ in which of them are built in: those are not there to be loaded."""
+_MODULES = (
+    "virtio",
+    "virtio_balloon",
+    "virtio_mem",
+    "virtio_pci",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_ring",
+)
+"""What virtio-mem and the balloon need. Kernels differ in which are built in: those are not there to be loaded."""
 
 _PROGRAMS = ("uevh.c", "hold.c")
 """Our own, in the Linux guest's ``/bin``."""

@@ -210,3 +210,22 @@ async def test_linux_uses_memory_that_is_plugged_and_gives_it_back_when_it_can(
                     await driver.start_shrinking_memory(boot)
                 await asyncio.sleep(0.1)
         await guest_has(guest, before)
+
+
+async def test_what_the_guest_frees_goes_back_to_the_host(linux_guest: StartLinux, short_tmp: Path) -> None:
+    held = 100 * MIB
+    arguments = qemu_args.vmm_arguments(1, 1, 256, 256, 0, str(short_tmp / "m"), free_page_reporting=True)
+    guest = linux_guest(arguments, kernel_params=qemu_args.KERNEL_PARAMS)
+    await asyncio.to_thread(guest.ready)
+    await asyncio.to_thread(guest.hold_memory, held)
+    resident = resident_memory(guest.pid)
+    await asyncio.to_thread(guest.free_memory)
+    async with asyncio.timeout(DEADLINE):
+        while resident_memory(guest.pid) > resident - held // 2:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.1)
+
+
+def resident_memory(pid: int) -> int:
+    """Bytes of host memory that the process takes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS:"))
