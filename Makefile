@@ -1,4 +1,4 @@
-# make venv | demo | test | test-system | lint | bench | fleet | install | clean
+# make venv | demo | test | test-system | lint | bench | fleet | soak | install | clean
 #
 # Everything lands in .venv, made from constraints.txt. On Debian and Ubuntu, as root, what is missing is installed.
 # `make install` puts the program, its units and a sample configuration below $(DESTDIR)$(PREFIX).
@@ -9,7 +9,7 @@ DESTDIR ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-system lint bench fleet install clean
+.PHONY: venv demo test test-system lint bench fleet soak install clean
 
 venv: $(READY)
 	@:
@@ -38,6 +38,9 @@ bench: venv
 fleet: venv
 	@$(VENV)/bin/python -m kata_resmgr.guest
 	@$(VENV)/bin/python -m tests.fleet
+
+soak: venv
+	@$(VENV)/bin/python -m tests.soak
 
 install: venv
 	@PYTHON="$(PYTHON)" PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" sh .ci/install $(VENV)

@@ -151,6 +151,10 @@ class FakeVm:
         """The guest drops the removals it was asked for, silently (as a Linux in early boot does)."""
         self._asked_to_leave.clear()
 
+    def refuse(self, vcpu: str, reason: str = "device in use") -> None:
+        """The guest says no to a removal, whether it was asked for it or not."""
+        self._tell(RemovalRefused(vcpu, reason))
+
     def reset(self) -> None:
         """The guest is reset. Requests stay, as QEMU keeps them."""
         self._tell(GuestReset())

@@ -36,6 +36,7 @@ from hypervisors.base import (
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig, TcgUnplug
 from kata_resmgr.events import Teller
+from kata_resmgr.heed import Heed
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
 from kata_resmgr.step import (
@@ -152,6 +153,8 @@ class Vm:
         self._driver: Hypervisor | None = None
         self._task: asyncio.Task[None] | None = None
         self._stale = True
+        self._heed = Heed()
+        self._was_reset = False
         self._reads = 0
         self._read_waiters: list[asyncio.Future[None]] = []
         self._lost: str | None = None
@@ -397,6 +400,7 @@ class Vm:
         self._quiet = None
         self._conditions.only(Kind.HELD, None)
         self._stale = True
+        self._heed.end()
         self._wake()
 
     async def read_back(self, end: float) -> None:
@@ -409,6 +413,7 @@ class Vm:
         if (problem := self.cannot_grow()) is not None and problem.code is not Code.NOT_SUPPORTED:
             raise problem
         self._stale = True
+        self._heed.end()
         read: asyncio.Future[None] = self._loop.create_future()
         self._read_waiters.append(read)
         self._wake()
@@ -423,15 +428,16 @@ class Vm:
         self, open_driver: Callable[[], Hypervisor], first: asyncio.Future[None], gate: asyncio.Semaphore | None = None
     ) -> None:
         """*first* is told of the first attempt; without a *gate*, which an adoption has, its failure is the end."""
-        attempts = 0
+        between = RECONNECT_FIRST
         while True:
             if self._held:
                 await self._pause(0)
             driver = open_driver()
+            since = float("inf")
             try:
                 async with nullcontext() if gate is None or first.done() else gate:
                     await self._connect(driver)
-                attempts = 0
+                since = self._now()
                 if not first.done():
                     first.set_result(None)
                 await self._converge(driver)
@@ -456,8 +462,10 @@ class Vm:
                     else:
                         first.set_result(None)
                 await driver.close()
-            await self._pause(min(RECONNECT_FIRST * 2.0**attempts, RECONNECT_LONGEST))
-            attempts += 1
+            if self._now() - since >= RECONNECT_LONGEST:  # a session that broke at once is no better than none
+                between = RECONNECT_FIRST
+            await self._pause(between)
+            between = min(2 * between, RECONNECT_LONGEST)
             if self._process is not None and not self._process.lives():
                 self._set_lost("the VM's process is gone")
                 return
@@ -473,11 +481,11 @@ class Vm:
         machine = await driver.connect(hear)
         pid = machine.pid or self._pid
         process = None if pid is None else Process.of(pid)
+        self._stale = self._was_reset  # before the read: what is heard after its answer is news
         plugged = await driver.read()
         if self._machine is not None and (machine.identity, process) != (self._machine.identity, self._process):
             raise Unreachable("another VM answers at this socket")
         self._machine, self._process = machine, process
-        self._stale = False
         self._phase = Phase.RUNNING
         self._tell_phase()
         self._conditions.only(Kind.UNREACHABLE, None)
@@ -497,13 +505,12 @@ class Vm:
                 raise Unreachable(self._lost)
             if self._held:
                 await self._pause(0)
-            elif self._stale:
-                self._stale = False
-                self._observe(await driver.read())
+            elif self._stale and self._heed.not_before <= self._now():
+                await self._look(driver)
             else:
                 if self._at_rest:
                     self._say_why(None)
-                    await self._sleep(None)
+                    await self._sleep(self._next_look())
                     continue
                 now = self._now()
                 situation = self._situation(now)
@@ -514,7 +521,22 @@ class Vm:
                     await self._ask_to_leave(driver, step.ids)
                 else:
                     self._say_why(surplus_reason(now, situation))
-                    await self._sleep(step.until)
+                    await self._sleep(min((t for t in (step.until, self._next_look()) if t is not None), default=None))
+
+    async def _look(self, driver: Hypervisor) -> None:
+        """Read back: something may have changed."""
+        self._stale = False
+        if self._was_reset:
+            self._was_reset = False
+            self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
+            self._log.info("the guest was reset")
+        before = self._plugged
+        self._observe(await driver.read())
+        self._heed.looked(self._now(), found=self._plugged != before)
+
+    def _next_look(self) -> float | None:
+        """When to look at what may have changed, where that has to wait."""
+        return self._heed.not_before if self._stale else None
 
     async def _grow(self, driver: Hypervisor, count: int) -> None:
         before = len(self._plugged.vcpus)
@@ -575,26 +597,33 @@ class Vm:
     # What the loop learns
 
     def _hear(self, change: Change) -> None:
+        """Take note. What is known already wakes nobody: a guest may say it as often as it likes."""
         match change:
             case SizeChanged():
+                if self._stale:
+                    return
                 self._stale = True
             case RemovalRefused(id=vcpu, reason=reason):
-                self._told_no(vcpu, reason)
+                if not self._told_no(vcpu, reason):
+                    return
             case GuestReset():
-                self._stale = True
-                self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
-                self._log.info("the guest was reset")
+                if self._stale and self._was_reset:
+                    return
+                self._stale = self._was_reset = True
             case ConnectionLost(reason=reason):
                 self._lost = reason
         self._wake()
 
-    def _told_no(self, vcpu: str, reason: str) -> None:
+    def _told_no(self, vcpu: str, reason: str) -> bool:
+        """Whether that is news: the first no to this attempt."""
         removal = self._pending.get(vcpu)
-        if removal is not None:
+        news = removal is not None and removal.refused_attempt < removal.attempts
+        if removal is not None and news:
             if removal.refusal is None:  # it may go on saying no for hours
                 self._tell("vcpus.refused", vcpu=vcpu, reason=reason)
             self._pending[vcpu] = removal.told_no(reason)
             self._log.info("removal refused", vcpu=vcpu, reason=reason)
+        return news
 
     def _observe(self, plugged: Plugged) -> None:
         """What the VM has now. Removals whose vCPU is gone are proved, and only those are struck out."""

@@ -13,6 +13,10 @@ from hypervisors.base import Busy, HypervisorError, TimedOut, Unreachable
 from tests.fakes.qmp_server import CONNECTING, GREETING, ID, QmpServer, refusal
 
 MIB: Final = 1 << 20
+SHORT: Final = 0.1
+"""Seconds: a deadline that a test waits for to pass."""
+LONG: Final = 5.0
+"""Seconds: one that must not pass. What is told at once is told long before."""
 READ: Final = "query-cpus-fast"
 """The read-back, which every call ends with."""
 EVENT: Final = b'{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "RTC_CHANGE", "data": {"offset": 1}}\r\n'
@@ -30,6 +34,11 @@ class Misdeed:
     error: type[HypervisorError]
     hang_up: bool = False
     repeat: bool = False
+
+    @property
+    def deadline(self) -> float:
+        """Seconds for the driver's calls: only what is silence may be waited out, so that has little."""
+        return LONG if self.error is Unreachable else SHORT
 
     def commit(self, server: QmpServer, *, always: bool = False) -> None:
         """Make *server* do it, once or until it is told to behave."""

@@ -11,22 +11,12 @@ import pytest
 from hypervisors.base import ConnectionLost, GuestReset, HypervisorError, Refused, SizeChanged, TimedOut, Unreachable
 from hypervisors.qemu import QemuHypervisor, _Lines
 from tests.drivers.backends import Hints
-from tests.drivers.misdeeds import ANSWERS, EVENT, GREETINGS, MISDEEDS, READ, Misdeed
+from tests.drivers.misdeeds import ANSWERS, EVENT, GREETINGS, LONG, MISDEEDS, READ, SHORT, Misdeed
 from tests.fakes.qmp_server import GREETING, ID, QmpServer, refusal
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-SHORT = 0.1
-"""Seconds: the driver's deadline where a test waits for it to pass."""
-LONG = 5.0
-"""Seconds: where it must not pass. What is told at once is told long before."""
-
 EVENTS_WHILE_WAITING = 20_000
-
-
-def deadline_for(error: type[HypervisorError]) -> float:
-    """Only what is silence may be waited out."""
-    return LONG if error in (Unreachable, Refused) else SHORT
 
 
 def make_driver(server: QmpServer, deadline: float) -> QemuHypervisor:
@@ -42,7 +32,7 @@ def must_be_one_short_line(error: HypervisorError) -> None:
 async def test_met_while_connecting_nothing_is_held(short_tmp: Path, misdeed: Misdeed) -> None:
     async with QmpServer(short_tmp / "m") as server:
         misdeed.commit(server, always=True)
-        driver, hints = make_driver(server, deadline_for(misdeed.error)), Hints()
+        driver, hints = make_driver(server, misdeed.deadline), Hints()
 
         async with asyncio.timeout(LONG - 1):
             with pytest.raises(misdeed.error) as failure:
@@ -69,7 +59,7 @@ async def vcpus_found(server: QmpServer, driver: QemuHypervisor) -> int:
 @pytest.mark.parametrize("misdeed", ANSWERS, ids=str)
 async def test_met_in_a_call_the_next_session_is_right(short_tmp: Path, misdeed: Misdeed) -> None:
     async with QmpServer(short_tmp / "m") as server:
-        driver, hints = make_driver(server, deadline_for(misdeed.error)), Hints()
+        driver, hints = make_driver(server, misdeed.deadline), Hints()
         await driver.connect(hints)
         misdeed.commit(server)
 

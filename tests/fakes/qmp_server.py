@@ -188,6 +188,18 @@ class QmpServer:
         if self._client is not None:
             self._client.write(raw)
 
+    async def write(self, raw: bytes) -> None:
+        """As :meth:`send`, as fast as the client reads."""
+        if self._client is not None:
+            self._client.write(raw)
+            await self._client.drain()
+
+    async def gone(self) -> None:
+        """Wait until no client is left."""
+        async with asyncio.timeout(_PATIENCE):
+            while self._clients:
+                await asyncio.wait(set(self._clients))
+
     async def kill(self) -> None:
         """The end of QEMU: connections are closed, and the socket is left behind, refusing new ones."""
         if self._server is not None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 
 import pytest
+import structlog
 
 from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from kata_resmgr.problem import Code, Problem
@@ -78,6 +79,52 @@ async def test_unreachable_a_grow_fails_a_shrink_is_kept_and_coming_back_converg
         r.vm.back()
         await r.pass_time(6)
         assert (r.state.phase, r.plugged, r.condition("Unreachable")) == ("running", 1, None)
+
+
+@virtual
+async def test_a_vm_that_was_away_for_hours_is_taken_back() -> None:
+    async with rig() as r:
+        r.vm.die()
+        await r.pass_time(2 * 3600)  # more than a thousand attempts: twice as long each time is no float any more
+        assert r.state.phase == "unreachable"
+        r.vm.back()
+        await r.pass_time(6)
+        assert r.state.phase == "running"
+
+
+@virtual
+async def test_a_vm_that_breaks_each_session_at_once_is_tried_ever_less_often() -> None:
+    async with rig() as r:
+        for _ in range(600):
+            r.vm.drop()
+            await r.pass_time(0.1)
+        assert len(r.vm.called("connect")) < 25
+        await r.pass_time(10)  # one that lasts makes good
+        connects = len(r.vm.called("connect"))
+        r.vm.drop()
+        await r.pass_time(0.2)
+        assert len(r.vm.called("connect")) == connects + 1
+
+
+@virtual
+async def test_a_guest_that_cries_for_nothing_is_looked_at_ever_less_often_and_logged_no_more() -> None:
+    async with rig() as r:
+        await r.put("c1", cpus("2"))
+        r.vm.guest = Guest.REFUSE
+        await r.delete("c1", Patience(wait=0.1))
+        before = len(r.vm.calls)
+        with structlog.testing.capture_logs() as logged:
+            for _ in range(10_000):
+                r.vm.refuse("resmgr-vcpu-2")
+                r.vm.reset()
+                await r.pass_time(0.001)
+        assert len(r.vm.calls) - before < 100
+        assert len(logged) < 100
+        await r.put("c2", cpus("3"))  # while it cries, who asks is served
+        assert r.plugged >= 4
+        r.vm.guest = Guest.COOPERATE
+        await r.delete("c2", Patience(wait=10))
+        assert (r.plugged, r.state.converged) == (1, True)
 
 
 @virtual
