@@ -72,7 +72,7 @@ async def _run(path: Path | None, settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         await manager.adopt()  # who connects meanwhile waits
-        await api.start(inherited if own is None else [own.socket])
+        await api.start(inherited if own is None else [own.socket], inherited=own is None)
         loop.add_signal_handler(signal.SIGHUP, _reload, path, manager)
         gc.collect()
         gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again

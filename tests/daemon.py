@@ -106,6 +106,15 @@ class Daemon:
             self.process.wait()
             raise
 
+    def kill(self) -> None:
+        """End it with SIGKILL: it does nothing more, and says goodbye to nobody."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        """Another one, on what the last one has left; ready when this returns. Its log is added to nothing."""
+        self.__enter__()
+
     def caller(self) -> Caller:
         """A connection that is closed with the daemon, if not before."""
         self._callers.append(Caller(self.socket))

@@ -41,27 +41,33 @@ class Api:
         self._own: set[Connection] = set()
         """Over which the daemon asks itself: it is heard however many others there are."""
         self._listeners: list[asyncio.Server] = []
+        self._inherited = False
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._all_ended = asyncio.Event()
 
-    async def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept connections on *sockets*, which are this object's from now on."""
+    async def start(self, sockets: Iterable[socket.socket], *, inherited: bool = False) -> None:
+        """Accept connections on *sockets*, which are this object's from now on.
+
+        On one that is *inherited* whoever comes while this stops waits for the next daemon; elsewhere it is told.
+        """
         loop = asyncio.get_running_loop()
+        self._inherited = inherited
         for listener in sockets:
             self._listeners.append(await loop.create_server(lambda: Connection(self), sock=listener, backlog=BACKLOG))
 
     async def stop(self, patience: float) -> None:
-        """Accept nothing more, let what runs come to its end for *patience* seconds, and close all connections."""
+        """Refuse what comes, let what runs come to its end for *patience* seconds, and close all connections."""
         self._closing.set()
-        for listener in self._listeners:
-            listener.close()
+        if self._inherited:
+            self._stop_listening()
         try:
             async with asyncio.timeout(patience):
                 await self._idle.wait()  # operations whose caller has gone run on too
         except TimeoutError:
             log.warning("operations are cut short", running=self._running)
+        self._stop_listening()
         self._manager.events.end()  # those who follow have heard of all that ran
         for connection in tuple(self._connections):
             connection.close()
@@ -74,6 +80,10 @@ class Api:
                 for connection in tuple(self._connections):
                     connection.abort()
         await asyncio.sleep(2 * _LOG_AFTER)  # the last lines
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     async def succeeds(self, path: str) -> bool:
         """Whether a GET of *path* succeeds, asked as callers ask: over a connection, which only was not accepted."""

@@ -46,6 +46,13 @@ class Monitor:
                     return event
             self._events.append(self._message())
 
+    def heard(self) -> list[str]:
+        """The names of the events up to now, all but those that were asked for before."""
+        self.execute("query-status")
+        names = [event["event"] for event in self._events]
+        self._events.clear()
+        return names
+
     def plug(self, name: str | None) -> None:
         """Add a vCPU in the lowest free slot, with that id or without one."""
         free = [slot for slot in self.query("query-hotpluggable-cpus") if "qom-path" not in slot]
