@@ -17,6 +17,8 @@ from typing import Any, Self
 PROGRAM = Path(sys.executable).with_name("kata-resmgr")
 DEADLINE = 20.0
 """Seconds for whatever should take far less."""
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"  # noqa: S108 - directories of our own are made there
+"""Where measurements keep a daemon's state: in memory, as it lies on a host (``/run``). Short, for sockets."""
 IDLE = 5.0
 """Seconds after which a connection is not used again; the daemon closes it at ten."""
 

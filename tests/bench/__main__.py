@@ -27,7 +27,7 @@ from hypervisors.base import Accelerator
 from kata_resmgr.guest.machine import FirmwareGuest
 from tests.bench.bare import BareQmp
 from tests.bench.shim import Shim
-from tests.daemon import Caller, Daemon, until
+from tests.daemon import IN_MEMORY, Caller, Daemon, until
 
 CONFIG = "[resmgr]\nhost_cpus = 4\n[hypervisor.qemu]\ndefault_memory = 64\n"
 PLUG_BOUND = 1.25
@@ -46,7 +46,7 @@ _missed: list[str] = []
 
 def main() -> int:
     for measure in (exchanges, tables, neighbours, idle):
-        with tempfile.TemporaryDirectory(prefix="kr-", dir="/tmp") as name:  # a socket's path must be short
+        with tempfile.TemporaryDirectory(prefix="kr-", dir=IN_MEMORY) as name:
             measure(Path(name))
     for line in _missed:
         print(f"MISSED: {line}")
