@@ -56,6 +56,10 @@ class Hints:
 class Backend(ABC):
     """One VM with :data:`BOOT_VCPUS` of :data:`MAX_VCPUS` vCPUs, and everything that may happen to it."""
 
+    def vcpu(self, number: int) -> str:
+        """The id of the vCPU that a driver plugs as its *number*-th, from 1."""
+        return f"resmgr-vcpu-{number}"
+
     @abstractmethod
     def driver(self) -> Hypervisor:
         """A new driver of this VM, not connected."""

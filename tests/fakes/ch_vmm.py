@@ -183,6 +183,8 @@ class Vmm:
         self.spoils_after = False
         self.drops_limiters = False
         self.static = False
+        self.cooperates = False
+        """Whether the guest does what it is asked for by itself, before the next request is read."""
         self.called = threading.Condition()
         self._answers = threading.Event()
         self._answers.set()
@@ -247,6 +249,9 @@ class Vmm:
         with self.called:
             assert self.called.wait_for(lambda: any(call == name for call, _ in self.calls), seconds), name
 
+    def cooperate(self, always: bool) -> None:
+        self.cooperates = always
+
     def eject_vcpus(self) -> None:
         """The guest gives back the vCPUs that it was asked for."""
         with self._state:
@@ -291,6 +296,10 @@ class Vmm:
             self.calls.append((call, request.body))
             self.called.notify_all()
         self._answers.wait()
+        if self.cooperates:
+            self.eject_vcpus()
+            for name in self.leaving:
+                self.eject_device(name)
         spoilt = call in self.spoilt
         if spoilt and not self.spoils_after:
             return self._spoil(call)

@@ -2,7 +2,8 @@
 
 In this process (:class:`CloudHypervisorServer`) a test has the VM at hand, and may have one at a time: all share the
 process whose ``vcpuN`` threads are counted. ``python -m tests.fakes.cloud_hypervisor SOCKET... --config JSON`` serves
-each socket by a process of its own, and says so with a line on stdout when all of them listen; they end with stdin.
+each socket by a process of its own, and says so with a line on stdout when all of them listen; they end with stdin. A
+line on stdin, ``["name", arguments...]``, calls that method of the only VM, and is answered by a line.
 """
 
 from __future__ import annotations
@@ -47,12 +48,24 @@ def main() -> None:
     parser.add_argument("--config", type=json.loads, default={})
     parser.add_argument("--release", type=int, default=54)
     arguments = parser.parse_args()
+    if len(arguments.socket) == 1:
+        _obey(CloudHypervisorServer(arguments.socket[0], arguments.config, release=arguments.release))
+        return
     children = [_serve(path, arguments.config, arguments.release) for path in arguments.socket]
     print(json.dumps(children), flush=True)
     sys.stdin.read()
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def _obey(server: CloudHypervisorServer) -> None:
+    with server:
+        print(json.dumps([os.getpid()]), flush=True)
+        for line in sys.stdin:
+            name, *arguments = json.loads(line)
+            getattr(server.vmm, name)(*arguments)
+            print(flush=True)
 
 
 def _serve(path: Path, config: Json, release: int) -> int:
