@@ -1,0 +1,3 @@
+module example.org/shim
+
+go 1.21
