@@ -440,7 +440,8 @@ class QemuHypervisor:
         match able.hotplug.method:
             case MemoryMethod.DIMM:
                 size = qemu_memory.piece(able, now, to)
-                return await self._call("grow_memory", lambda monitor: self._plug_dimm(monitor, size))
+                more = qemu_memory.seconds_to_lend(size, self._backends)
+                return await self._call("grow_memory", lambda monitor: self._plug_dimm(monitor, size), more=more)
             case MemoryMethod.VIRTIO_MEM:
                 if to < (asked := now.total if now.asked is None else now.asked):
                     raise ValueError(f"{to} bytes are no growth: {asked} are asked for already")
@@ -546,9 +547,14 @@ class QemuHypervisor:
             raise Unreachable(f"{self._path}: {self._end}")
         return self._monitor
 
-    async def _call(self, name: str, carry_out: Callable[[_Monitor], Awaitable[T]], *, devices: int = 1) -> T:
-        """One call, on so many devices: its deadline, and its failures in the words of :mod:`hypervisors.base`."""
-        timeout = self._timeout + _EACH_DEVICE * (devices - 1)
+    async def _call(
+        self, name: str, carry_out: Callable[[_Monitor], Awaitable[T]], *, devices: int = 1, more: float = 0.0
+    ) -> T:
+        """One call, on so many devices: its deadline, and its failures in the words of :mod:`hypervisors.base`.
+
+        *more* are seconds that it may take beyond what the devices' number says.
+        """
+        timeout = self._timeout + _EACH_DEVICE * (devices - 1) + more
         monitor = self._session()
         monitor.deadline = asyncio.get_running_loop().time() + timeout
         silent_calls, self._silent_calls = self._silent_calls + 1, 0

@@ -30,6 +30,9 @@ VIRTIO_MEM: Final = "resmgr-virtio-mem"
 DIMM_GRANULARITY: Final = 128 * MIB
 """Bytes: Linux's smallest block of memory on x86. A DIMM that is no multiple is taken by QEMU and ignored by Linux."""
 
+PREALLOCATED: Final = 256 * MIB
+"""Bytes that a host provides in a second, at the least (measured: 512 MiB of shared memory, on two busy cores)."""
+
 _OUR_DIMM: Final = re.compile(re.escape(OUR_DIMM) + "([1-9][0-9]{0,8})")
 _OBJECTS: Final = "/objects/"
 _DIMM: Final = "dimm"
@@ -230,6 +233,14 @@ def boot_backend(named: str, backends: Iterable[Backend], devices: Iterable[Memo
     boot = [backend for backend in backends if backend.id not in used and not _number(backend.id)]
     chosen = [backend for backend in boot if backend.id == named.removeprefix(_OBJECTS)]
     return min(chosen or boot, key=lambda backend: backend.id, default=None)
+
+
+def seconds_to_lend(size: int, backends: Iterable[Backend]) -> float:
+    """How much longer QEMU may take for a DIMM of *size* bytes, whose backend is as the boot memory's.
+
+    It answers nothing until all of a preallocated one is there. In doubt which is the boot memory's, any will do.
+    """
+    return size / PREALLOCATED if any(backend.prealloc for backend in backends) else 0.0
 
 
 def properties(kind: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from hypervisors.qemu_memory import (
     memory,
     piece,
     requested_size,
+    seconds_to_lend,
 )
 
 MIB = 1 << 20
@@ -228,6 +229,11 @@ def test_another_backend_is_as_the_boot_memorys(
     like: Backend, kind: str, told: dict[str, object], expected: dict[str, Any]
 ) -> None:
     assert another(like, kind, told, private_path=False) == {"qom-type": kind, **expected}
+
+
+def test_a_preallocated_dimm_takes_its_time() -> None:
+    assert seconds_to_lend(1024 * MIB, [Backend(), Backend(prealloc=True)]) == 4.0
+    assert seconds_to_lend(1024 * MIB, [Backend()]) == 0.0
 
 
 def test_two_backends_never_share_a_file() -> None:
