@@ -30,8 +30,11 @@ SANDBOXES_MAX = 10_000
 """Sandboxes of one daemon: more VMs than a host runs, and a bound on what callers can make it keep."""
 ADOPTED_AT_ONCE = 64
 """How many VMs are being reached at the same time at the start."""
-ADOPTION = 1.0
-"""Seconds for which VMs that do not answer may hold up the start; they are served as ``unreachable`` then."""
+ADOPTION = 0.5
+"""Seconds in which another VM has to be reached at the start for the rest to be waited for: those that do not answer
+hold nobody up, and are served as ``unreachable`` until they do."""
+ADOPTION_ROUNDS = 10
+"""So many times that at the most, however many there are."""
 
 log = structlog.get_logger(__name__)
 
@@ -62,11 +65,12 @@ class ResourceManager:
     async def adopt(self) -> None:
         """After a restart: take up what is kept, and go on with the VMs that still are those that they were.
 
-        Returns when each VM has been reached or has failed to be, at the latest after :data:`ADOPTION`. A sandbox of
-        which nothing can be made is put aside, and holds up nobody. Raises :class:`Problem` ``state_unavailable``.
+        Returns when each VM has been reached or has failed to be, or when those that are left do not answer
+        (:data:`ADOPTION`). A sandbox of which nothing can be made is put aside, and holds up nobody. Raises
+        :class:`Problem` ``state_unavailable``.
         """
         gate = asyncio.Semaphore(ADOPTED_AT_ONCE)
-        waiting: list[asyncio.Future[None]] = []
+        waiting: set[asyncio.Future[None]] = set()
         kept_sandboxes = self._store.load()
         for kept in kept_sandboxes:
             name = kept.record.id
@@ -82,12 +86,14 @@ class ResourceManager:
             socket = sandbox.socket or ""
             reached = sandbox.adopt(kept, partial(self._open_driver, sandbox.plan, socket), gate)
             if reached is not None:
-                waiting.append(reached)
-        if waiting:
-            await asyncio.wait(waiting, timeout=ADOPTION)
+                waiting.add(reached)
+        vms = len(waiting)
+        for _ in range(ADOPTION_ROUNDS):
+            answered, waiting = await asyncio.wait(waiting, timeout=ADOPTION) if waiting else (set(), set())
+            if not answered:
+                break
         if kept_sandboxes:
-            late = sum(not reached.done() for reached in waiting)
-            log.info("adopted", sandboxes=len(self._sandboxes), vms=len(waiting), late=late)
+            log.info("adopted", sandboxes=len(self._sandboxes), vms=vms, late=len(waiting))
 
     # Sandboxes
 

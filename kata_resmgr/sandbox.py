@@ -592,8 +592,8 @@ class Sandbox:
             self._log.warning("that an operation has failed is not kept", reason=problem.detail)
 
     def _keep_removals(self, removals: Mapping[str, Removal]) -> None:
-        if removals and not self._kept.removed_any:
-            self._save(replace(self._kept, removed_any=True))
+        if self._vm.removed_any != self._kept.removed_any:
+            self._save(replace(self._kept, removed_any=self._vm.removed_any))
         self._store.save_removals(self.id, removals)
 
     def _without_vm(self) -> SandboxRecord:

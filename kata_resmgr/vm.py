@@ -180,6 +180,11 @@ class Vm:
         return self._machine
 
     @property
+    def removed_any(self) -> bool:
+        """Whether a vCPU has ever been asked to leave this VM."""
+        return self._removed_any
+
+    @property
     def process(self) -> Process | None:
         """The machine's process, where anybody told its pid."""
         return self._process
@@ -564,14 +569,15 @@ class Vm:
             known = self._pending.get(vcpu)
             asked[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
         pending = {**self._pending, **asked}
+        removed_any, self._removed_any = self._removed_any, True
         try:
             self._keep(pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
         except StateUnavailable as problem:
+            self._removed_any = removed_any
             self._log.warning("a removal cannot be recorded, and is not sent", vcpus=ids, reason=problem.detail)
             await self._sleep(now + REMEMBER_AGAIN)
             return
         self._pending = pending
-        self._removed_any = True
         if fresh := [vcpu for vcpu in ids if pending[vcpu].attempts == 1]:
             self._tell("vcpus.removing", vcpus=fresh)
         self._log.debug("removing", vcpus=ids)

@@ -56,6 +56,7 @@ class Machines:
         self.directory = directory
         self._toml = f'{toml}\n[daemon]\nsocket = "{directory}/api.sock"\nvm_roots = ["{directory}"]\n'
         self.vms: dict[str, FakeVm] = {}
+        self.driver = FakeHypervisor
         self._sockets: list[socket.socket] = []
         self.store: MortalStore
         self.manager: ResourceManager
@@ -103,7 +104,7 @@ class Machines:
         return [(condition.type, condition.reason) for condition in self.manager.sandbox(name).conditions]
 
     def _driver(self, _: Plan, path: str) -> Hypervisor:
-        return FakeHypervisor(self.vms[path])
+        return self.driver(self.vms[path])
 
     async def close(self) -> None:
         await self.manager.close()

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from hypervisors.base import Accelerator
-from hypervisors.fake import FakeVm, Guest
-from kata_resmgr.manager import SandboxSpec
+from hypervisors.base import Accelerator, Listener, Machine
+from hypervisors.fake import FakeHypervisor, FakeVm, Guest
+from kata_resmgr.manager import ADOPTED_AT_ONCE, SandboxSpec
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import LOST_KEPT, Patience
 from kata_resmgr.store import StateUnavailable
@@ -397,6 +397,33 @@ async def test_what_cannot_be_restored_holds_up_nobody(short_tmp: Path) -> None:
         assert host.store.quarantined == 1
         await host.restart()
         assert [sandbox.id for sandbox in host.manager.sandboxes()] == ["s2"]
+
+
+class SlowToAnswer(FakeHypervisor):
+    """Connecting takes a while, and how many are at it is counted."""
+
+    now = most = 0
+
+    async def connect(self, listener: Listener) -> Machine:
+        kind = type(self)
+        kind.now += 1
+        kind.most = max(kind.most, kind.now)
+        await asyncio.sleep(0.2)
+        kind.now -= 1
+        return await super().connect(listener)
+
+
+@virtual
+async def test_two_hundred_vms_are_reached_side_by_side_but_not_all_at_once(short_tmp: Path) -> None:
+    async with machines(short_tmp) as host:
+        for number in range(200):
+            await host.boot(f"s{number}")
+        host.driver = SlowToAnswer
+        began = asyncio.get_running_loop().time()
+        await host.restart()
+        assert {sandbox.phase for sandbox in host.manager.sandboxes()} == {"running"}
+        assert SlowToAnswer.most == ADOPTED_AT_ONCE
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.2 * 4)  # 200 by 64
 
 
 @virtual
