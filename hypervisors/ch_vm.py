@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -248,12 +247,12 @@ class ChVm:
             raise Refused(f"{device.id}: the VMM accepted it, and does not have it")
         member = dropped(msgspec.json.decode(msgspec.json.encode(device)), shown)
         if member is not None:
-            with suppress(ApiError):
+            said = f"{device.id}: the VMM (release {self.release}) accepted it without {member}"
+            try:
                 api.remove(device.id)
-            raise Refused(
-                f"{device.id}: the VMM (release {self.release}) accepted it without {member}, and was asked to take it "
-                "out again"
-            )
+            except ApiError as error:
+                raise Refused(f"{said}, and does not take it out again: {error}") from None
+            raise Refused(f"{said}, and was asked to take it out again")
         return there
 
     def remove_device(self, api: Exchange, device_id: str) -> None:

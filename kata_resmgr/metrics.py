@@ -167,7 +167,8 @@ class MeasuredHypervisor:
         try:
             answer = await call
         except HypervisorError as error:
-            self._told(command, _RESULTS.get(type(error), "failed"), time.perf_counter() - began)
+            result = next((name for kind, name in _RESULTS.items() if isinstance(error, kind)), "failed")
+            self._told(command, result, time.perf_counter() - began)
             raise
         self._told(command, "ok", time.perf_counter() - began)
         return answer

@@ -14,7 +14,8 @@ from hypervisors.base import Machine
 from hypervisors.ch_pool import CallPool
 from hypervisors.cloud_hypervisor import CloudHypervisor
 from tests.drivers.backends import Hints
-from tests.fakes.ch_vmm import Json, Vmm
+from tests.fakes.ch_config import Json
+from tests.fakes.ch_vmm import Vmm
 from tests.fakes.cloud_hypervisor import CloudHypervisorServer
 
 MIB: Final = 1 << 20

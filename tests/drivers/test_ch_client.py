@@ -28,7 +28,7 @@ from hypervisors.ch_types import (
 from kata_resmgr.limits import configured
 from tests.drivers.ch_rig import RELEASES, config, must_be_valid
 from tests.drivers.test_ch_fake import dial
-from tests.fakes.ch_vmm import Json
+from tests.fakes.ch_config import Json
 from tests.fakes.cloud_hypervisor import CloudHypervisorServer
 
 LIMITS: Json = json.loads((Path(__file__).parents[1] / "data" / "limits.json").read_text())

@@ -157,11 +157,16 @@ async def test_a_shrink_is_proved_by_the_threads_and_not_before(ch: Rig) -> None
     assert names(await ch.driver.read()) == ["vcpu0", "vcpu1", "vcpu2"]
 
 
+@pytest.mark.parametrize("release", [45, *RELEASES])
 async def test_2_1_2_ends_at_2(short_tmp: Path, release: int) -> None:
-    """The trap: while the removal is under way the VMM accepts the present number, and carries out the removal."""
+    """The trap: while the removal is under way the VMM accepts the present number, and carries out the removal.
+
+    Any other it refuses: with 429, or before v46 with 500.
+    """
     async with rig(short_tmp, config(vcpus=1), release=release) as ch:
         await ch.driver.add_vcpus(1)
-        await ch.driver.start_removing_vcpus(["vcpu1"])
+        for _ in range(2):
+            await ch.driver.start_removing_vcpus(["vcpu1"])
         with pytest.raises(ApiError):  # 2 are wanted again; 1 + the one that is leaving
             await ch.driver.add_vcpus(1)
         assert len((await ch.driver.read()).vcpus) == 2
@@ -436,6 +441,14 @@ async def test_a_dropped_limiter_is_found_out_and_the_disk_taken_out(ch: Rig) ->
     assert ch.vmm.leaving == {"data"}
     ch.vmm.eject_device("data")
     assert (await ch.driver.read()).devices == ()
+
+
+async def test_a_disk_that_is_not_taken_out_again_is_told_as_such(ch: Rig) -> None:
+    ch.vmm.drops_limiters = True
+    ch.vmm.spoilt["vm.remove-device"] = b"HTTP/1.1 500 \r\nContent-Length: 4\r\n\r\nbusy"
+
+    with pytest.raises(Refused, match=r"and does not take it out again: vm\.remove-device: busy \(HTTP 500\)"):
+        await ch.driver.add_device(DISK)
 
 
 async def test_a_member_that_an_old_release_does_not_know_is_found_out(ch: Rig) -> None:

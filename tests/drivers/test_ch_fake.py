@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.ch_rig import MIB, RELEASES, config
-from tests.fakes.ch_vmm import Json, Vmm, VmmError
+from tests.fakes.ch_config import Json, VmmError
+from tests.fakes.ch_vmm import Vmm
 from tests.fakes.cloud_hypervisor import CloudHypervisorServer
 from tests.fakes.micro_http import MicroHttp, Raw, Request, Response
 

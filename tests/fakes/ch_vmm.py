@@ -12,120 +12,22 @@ import copy
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tests.fakes.ch_config import ADDS, MIB, VM, BadRequest, Json, VmmError, filled, validate
 from tests.fakes.micro_http import METHODS, Raw, Request, Response
 from tests.fakes.threads import join, name_this_thread
 
-Json = dict[str, Any]
 T = TypeVar("T")
 
 PREFIX: Final = "/api/v1/"
-MIB: Final = 1 << 20
 PIECE: Final = 128 * MIB
 BLOCK: Final = 2 * MIB
 SLOTS: Final = 8
 PCI_SLOTS: Final = 31
-
-DISK: Final[Json] = {
-    "id": None,
-    "path": None,
-    "readonly": False,
-    "direct": False,
-    "iommu": False,
-    "num_queues": 1,
-    "queue_size": 128,
-    "vhost_user": False,
-    "vhost_socket": None,
-    "rate_limit_group": None,
-    "rate_limiter_config": None,
-    "pci_segment": 0,
-    "serial": None,
-    "queue_affinity": None,
-}
-NET: Final[Json] = {
-    "id": None,
-    "tap": None,
-    "ip": None,
-    "mask": None,
-    "mac": None,
-    "host_mac": None,
-    "mtu": None,
-    "iommu": False,
-    "num_queues": 2,
-    "queue_size": 256,
-    "vhost_user": False,
-    "vhost_socket": None,
-    "vhost_mode": "Client",
-    "fds": None,
-    "rate_limiter_config": None,
-    "offload_tso": True,
-    "offload_ufo": True,
-    "offload_csum": True,
-    "pci_segment": 0,
-}
-SINCE: Final[Mapping[str, Json]] = {
-    "disks": {"backing_files": (51, False), "sparse": (51, True), "image_type": (51, "Unknown")}
-    | {"lock_granularity": (52, "ByteRange"), "pci_device_id": (52, None)},
-    "net": {"pci_device_id": (52, None)},
-}
-"""Members that later releases know, with the first that does and the default."""
-OTHER: Final[Json] = {"id": None}
-FS: Final[Json] = {"id": None, "tag": None, "socket": None, "num_queues": 1, "queue_size": 1024}
-VM: Final[Json] = {
-    "cpus": {"boot_vcpus": 1, "max_vcpus": 1},
-    "memory": {
-        "size": 512 * MIB,
-        "hotplug_method": "Acpi",
-        "hotplug_size": None,
-        "hotplugged_size": None,
-        "zones": None,
-        "shared": False,
-    },
-    "rate_limit_groups": None,
-    "disks": None,
-    "net": None,
-    "fs": None,
-    "pmem": None,
-    "vsock": None,
-    "balloon": None,
-    "platform": None,
-}
-ADDS: Final = {
-    "vm.add-disk": ("disks", "disk", "The disk could not be added to the VM"),
-    "vm.add-net": ("net", "net", "The network device could not be added to the VM"),
-    "vm.add-fs": ("fs", "fs", "The fs could not be added to the VM"),
-    "vm.add-pmem": ("pmem", "pmem", "The pmem device could not be added to the VM"),
-    "vm.add-vsock": ("vsock", "vsock", "The vsock device could not be added to the VM"),
-    "vm.add-vdpa": ("vdpa", "vdpa", "The vDPA device could not be added to the VM"),
-    "vm.add-device": ("devices", "vfio", "The device could not be added to the VM"),
-    "vm.add-user-device": ("user_devices", "vfio_user", "The user device could not be added to the VM"),
-    "vm.add-generic-vhost-user": (
-        "generic_vhost_user",
-        "generic_vhost_user",
-        "The generic vhost-user device could not be added to the VM",
-    ),
-}
-
-
-class VmmError(Exception):
-    """*kind* is Cloud Hypervisor's name of the error, on which the status depends."""
-
-    def __init__(self, kind: str, *texts: str) -> None:
-        self.kind = kind
-        self.texts = texts
-        super().__init__(": ".join(texts))
-
-
-class BadRequest(Exception):
-    """Refused before the VMM hears of it; *body* as it goes over the wire."""
-
-    def __init__(self, *texts: str) -> None:
-        self.body = json.dumps(texts, separators=(",", ":")).encode() if texts else b""
-        super().__init__(*texts)
 
 
 class _Resize(msgspec.Struct):
@@ -280,7 +182,7 @@ class Vmm:
         """The guest restarts. A VM that cannot be built anew ends the VMM, which shows as RuntimeError here."""
         with self._state:
             try:
-                self._validate(self.config)
+                validate(self.config, self.release)
             except VmmError as error:
                 raise RuntimeError(f"the VMM has ended: {error}") from None
             self._start_guest()
@@ -448,7 +350,7 @@ class Vmm:
             if name in ("cpus", "memory"):
                 config[name] |= value
             elif name in ("disks", "net", "fs"):
-                config[name] = [self._filled(name, device) for device in value or ()]
+                config[name] = [filled(name, device, self.release) for device in value or ()]
             else:
                 config[name] = value
         self.config, self.state = config, "Created"
@@ -459,7 +361,7 @@ class Vmm:
         if self.state != "Created":
             raise VmmError("VmAlreadyCreated", "The VM could not boot", "VM is already created")
         try:
-            self._validate(self.config)
+            validate(self.config, self.release)
         except VmmError as error:
             raise VmmError(error.kind, "The VM could not boot", *error.texts) from None
         self._start_guest()
@@ -627,7 +529,7 @@ class Vmm:
 
     def _add(self, call: str, body: bytes) -> Response:
         kind, prefix, failure = ADDS[call]
-        device = self._filled(kind, _decoded(body))
+        device = filled(kind, _decoded(body), self.release)
         if self.drops_limiters and "rate_limiter_config" in device:
             device["rate_limiter_config"] = None
         if self.state is None:
@@ -640,7 +542,7 @@ class Vmm:
         changed = copy.deepcopy(self.config)
         changed[kind] = [*(changed.get(kind) or []), device]
         try:
-            self._validate(changed)
+            validate(changed, self.release)
             if self.state != "Created":
                 if device["id"] in self._tree:
                     text = f"Invalid identifier as it is not unique: {device['id']}"
@@ -656,24 +558,6 @@ class Vmm:
             return Response(204)
         told = {"id": device["id"], "bdf": self._tree[device["id"]]}
         return Response(200, json.dumps(told, separators=(",", ":")).encode())
-
-    def _filled(self, kind: str, given: Json) -> Json:
-        """With defaults in place of what is missing, and without what this release does not know."""
-        known = dict({"disks": DISK, "net": NET, "fs": FS}.get(kind, OTHER))
-        if kind in ("disks", "net"):
-            known |= {name: default for name, (since, default) in SINCE[kind].items() if self.release >= since}
-        else:
-            known |= given
-        for name, default in known.items():
-            if name in given and given[name] is None and default is not None:
-                text = f"invalid type: null, expected {type(default).__name__} at line 1 column 1"
-                raise BadRequest("Failed to deserialize JSON", text)
-        filled = {name: given.get(name, default) for name, default in known.items()}
-        if filled.get("rate_limiter_config") is not None:
-            filled["rate_limiter_config"] = _limiter(filled["rate_limiter_config"])
-        if filled.get("fds"):
-            filled["fds"] = None  # their numbers mean nothing here
-        return filled
 
     def _build(self, kind: str, prefix: str, device: Json) -> None:
         if device["id"] is None:
@@ -709,111 +593,6 @@ class Vmm:
         if name in self._leaving and self.release == 53:
             raise VmmError("AlreadyRemoving", failure, "Error from device manager", "Device is being removed")
         self._leaving.add(name)
-
-    # Validation
-
-    def _validate(self, config: Json) -> None:
-        """The rules that bear on devices, in the VMM's order; it stops at the first that is broken."""
-        for rule in (self._check_cpus, self._check_groups, self._check_disks, self._check_nets, self._check_ids):
-            rule(config)
-        balloon = config["balloon"]
-        if balloon and balloon["size"] >= config["memory"]["size"]:
-            raise _invalid(f"Balloon size ({balloon['size']}) greater than RAM ({config['memory']['size']})")
-
-    def _check_cpus(self, config: Json) -> None:
-        boot, most = config["cpus"]["boot_vcpus"], config["cpus"]["max_vcpus"]
-        if most < boot:
-            raise _invalid(f"Max CPUs ({most}) lower than boot CPUs ({boot})")
-
-    def _check_groups(self, config: Json) -> None:
-        for group in config["rate_limit_groups"] or ():
-            limiter = group.get("rate_limiter_config") or {}
-            if not group.get("id") or not (limiter.get("bandwidth") or limiter.get("ops")):
-                raise _invalid("Invalid rate-limiter group")
-
-    def _check_disks(self, config: Json) -> None:
-        groups = {group["id"] for group in config["rate_limit_groups"] or ()}
-        for disk in config["disks"] or ():
-            if disk["vhost_socket"] and not disk["vhost_user"]:
-                raise _invalid("Disk path and vhost socket both provided")
-            if disk["vhost_user"] and not disk["vhost_socket"]:
-                raise _invalid("No socket provided when using vhost-user")
-            _check_queues(disk["num_queues"], config)
-            size = disk["queue_size"]
-            if size & (size - 1) or not 0 < size <= 32768:
-                raise _invalid(f"Queue size must be a power of 2 no greater than 32768: {size}")
-            if size <= 2 and self.release >= 53:
-                raise _invalid(f"Block queue size must be greater than 2: {size}")
-            if disk["vhost_user"] and not config["memory"]["shared"]:
-                raise _invalid("Using vhost-user requires using shared memory or huge pages")
-            limited = disk["rate_limit_group"] or disk["rate_limiter_config"]
-            if disk["vhost_user"] and limited and self.release >= 52:
-                raise _invalid("Rate limiting is not supported with vhost-user")
-            if disk["rate_limit_group"] and (disk["rate_limiter_config"] or disk["rate_limit_group"] not in groups):
-                raise _invalid("Invalid rate-limiter group")
-            if len(disk["serial"] or "") > 20 and self.release >= 47:
-                raise _invalid(
-                    f"Block device serial length ({len(disk['serial'])}) exceeds maximum allowed length (20)"
-                )
-
-    def _check_nets(self, config: Json) -> None:
-        for net in config["net"] or ():
-            if net["num_queues"] < 2:
-                raise _invalid(f"Number of queues ({net['num_queues']}) to virtio_net should be higher than 2")
-            _check_queues(net["num_queues"] // 2, config)
-            size = net["queue_size"]
-            if size & (size - 1) or not 0 < size <= 32768:
-                raise _invalid(f"Queue size must be a power of 2 no greater than 32768: {size}")
-            if net["mtu"] is not None and net["mtu"] < 1280:
-                raise _invalid(f"Provided MTU {net['mtu']} is lower than 1280 (expected by VIRTIO specification)")
-            if (net["offload_tso"] or net["offload_ufo"]) and not net["offload_csum"]:
-                raise _invalid('"offload_tso" and "offload_ufo" depend on "offload_csum"')
-            if net["mask"] and not net["ip"]:
-                raise _invalid("Mask provided without an IP")
-            if net["ip"] and not net["mask"]:
-                raise _invalid("IP provided without a mask")
-
-    def _check_ids(self, config: Json) -> None:
-        names: set[str] = set()
-        kinds = ("rate_limit_groups", *(kind for kind, _, _ in ADDS.values()))
-        listed = [each for kind in kinds if isinstance(config.get(kind), list) for each in config[kind]]
-        single = [config[kind] for kind in ("balloon", "console") if config.get(kind)]
-        for name in (each.get("id") for each in (*single, *listed)):
-            if name is None:
-                continue
-            if name.startswith("__"):
-                raise _invalid(f"Identifier {name} is not valid")
-            if name in names:
-                raise VmmError("IdentifierNotUnique", "Failed to validate config", f"Identifier {name} is not unique")
-            names.add(name)
-
-
-def _invalid(text: str) -> VmmError:
-    return VmmError("ConfigValidation", "Failed to validate config", text)
-
-
-def _check_queues(count: int, config: Json) -> None:
-    boot = config["cpus"]["boot_vcpus"]
-    if count > boot:
-        raise _invalid(f"Queue count ({count}) must not exceed boot vCPUs ({boot})")
-
-
-def _limiter(given: Json) -> Json:
-    """The one object of which unknown members are refused."""
-    for name in given:
-        if name not in ("bandwidth", "ops"):
-            text = f"unknown field `{name}`, expected `bandwidth` or `ops` at line 1 column 1"
-            raise BadRequest("Failed to deserialize JSON", text)
-    filled: Json = {}
-    for name in ("bandwidth", "ops"):
-        bucket = given.get(name)
-        if bucket is not None:
-            for member in ("size", "refill_time"):
-                if not isinstance(bucket.get(member), int):
-                    raise BadRequest("Failed to deserialize JSON", f"missing field `{member}` at line 1 column 1")
-            bucket = {member: bucket.get(member) for member in ("size", "one_time_burst", "refill_time")}
-        filled[name] = bucket
-    return filled
 
 
 def _decoded(body: bytes) -> Json:

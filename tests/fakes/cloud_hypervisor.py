@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from tests.fakes.ch_vmm import Json, Vmm
+from tests.fakes.ch_config import Json
+from tests.fakes.ch_vmm import Vmm
 from tests.fakes.micro_http import MicroHttp
 
 

@@ -16,6 +16,7 @@ from kata_resmgr.limits import LimitRefused, Limits
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Patience
+from kata_resmgr.sqlite_store import SqliteStore
 from kata_resmgr.store import MemoryStore
 from kata_resmgr.vmm import cloud_hypervisor
 from tests.drivers.ch_rig import RELEASES, must_be_valid
@@ -45,6 +46,32 @@ async def test_a_cloud_hypervisor_grows(short_tmp: Path, release: int) -> None:
         assert refusal.value.code is Code.INVALID_PATH
         await manager.close()
         server.http.wait_until_free()
+    await drivers.close()
+
+
+async def test_a_cloud_hypervisor_is_adopted_after_a_restart(short_tmp: Path) -> None:
+    file = short_tmp / "config.toml"
+    file.write_text(f'[daemon]\nsocket = "{short_tmp}/api.sock"\nstate = "{short_tmp}/state.db"\n')
+    settings = config.load(file, Host(cpus=8, memory=16384))
+    drivers = Drivers()
+
+    def start() -> ResourceManager:
+        return ResourceManager(settings, SqliteStore(settings.daemon.state), drivers.open)
+
+    manager = start()
+    sandbox = (await manager.put_sandbox("s1", SandboxSpec(hypervisor="clh"))).sandbox
+    with CloudHypervisorServer(short_tmp / "ch", msgspec.to_builtins(sandbox.vmm)["config"]) as server:
+        await manager.attach("s1", str(server.path), None, None)
+        await manager.put_container("s1", "c1", resources(quota=250_000), Patience())
+        await manager.close()
+
+        manager = start()
+        await manager.adopt()
+
+        adopted = manager.sandbox("s1")
+        assert (adopted.phase, adopted.vcpus.desired, adopted.vcpus.plugged) == ("running", 4, 4)
+        assert adopted.vmm == sandbox.vmm
+        await manager.close()
     await drivers.close()
 
 
