@@ -304,9 +304,11 @@ class _Monitor(QMPClient):
         try:
             message = _decode(line)
         except _UNDECODABLE as error:
-            raise DeserializationError("not JSON", line[:_LONGEST_TEXT]) from error
+            raise DeserializationError("it said what is not JSON", line[:_LONGEST_TEXT]) from error
         if not isinstance(message, dict):
-            raise DeserializationError("no JSON object", line[:_LONGEST_TEXT])
+            raise DeserializationError("it said what is no JSON object", line[:_LONGEST_TEXT])
+        if isinstance(message.get("id"), dict | list):  # the library would look it up
+            raise DeserializationError("it answered what was never asked", line[:_LONGEST_TEXT])
         return Message(message, eager=False)
 
     def _cb_outbound(self, msg: Message) -> Message:
@@ -520,6 +522,10 @@ class QemuHypervisor:
             reason = "disconnected"
         except EOFError:
             reason = "QEMU closed the connection"
+        except DeserializationError as error:
+            reason = f"{error.error_message}: {_cut(error.raw)}"
+        except ValueError:  # of the reader of lines
+            reason = f"it said a line of more than {_LONGEST_MESSAGE} bytes"
         except Exception as error:  # qemu.qmp re-raises whatever stopped its reader or writer
             reason = f"{type(error).__name__}: {_cut(error)}"
         self._end = self._end or reason

@@ -129,6 +129,25 @@ async def test_a_query_that_is_refused_is_a_refusal(short_tmp: Path, query: str)
             await make_driver(server, LONG).connect(Hints())
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"nonsense\r\n", "it said what is not JSON: b'nonsense"),
+        (b'{"return": NaN}\r\n', 'it said what is not JSON: b\'{"return": NaN'),
+        (b"[]\r\n", "it said what is no JSON object: b'[]"),
+        (b'{"return": {}, "id": []}\r\n', "it answered what was never asked: b'{"),
+        (b"x" * (2 << 20) + b"\r\n", "it said a line of more than 1048576 bytes"),
+    ],
+    ids=["garbage", "NaN", "no object", "an id that can be none", "a long line"],
+)
+async def test_the_reason_quotes_what_was_said(short_tmp: Path, said: bytes, words: str) -> None:
+    async with QmpServer(short_tmp / "m") as server:
+        driver, hints = make_driver(server, LONG), Hints()
+        await driver.connect(hints)
+        server.send(said)
+        assert words in (await hints.next(ConnectionLost)).reason
+
+
 async def test_every_reply_said_twice_is_heard_once(short_tmp: Path) -> None:
     async with QmpServer(short_tmp / "m") as server:
         driver, hints = make_driver(server, LONG), Hints()
