@@ -157,6 +157,8 @@ class Plugged(msgspec.Struct, frozen=True, gc=False):
     """Pieces of memory in the order in which they were plugged, as for :attr:`vcpus`; none but with DIMMs."""
     memory_grows_left: int | None = None
     """How many more times memory can be added before the machine is started anew; None: not counted."""
+    memory_floor: int = 0
+    """Bytes: less than this must not be asked for (virtio-mem: the memory beside the device, boot memory included)."""
     vcpu_floor: int = 1
     """Fewer vCPUs than this must not be asked for: devices have that many queues (SPEC 9)."""
     devices: tuple[Device, ...] = ()
@@ -217,22 +219,26 @@ class Hypervisor(Protocol):
     async def start_removing_vcpus(self, ids: Sequence[str]) -> None:
         """Ask the guest to give these vCPUs back. Returning means that the request was taken, nothing more.
 
-        An id that has meanwhile gone is not an error. :class:`ValueError` before any I/O when *ids* is empty.
+        An id that has meanwhile gone is not an error, nor is one that was asked for before: it is asked again, or
+        left as it is where the hypervisor takes no second request (Cloud Hypervisor). :class:`ValueError` before any
+        I/O when *ids* is empty.
         """
 
     async def grow_memory(self, to: int) -> Plugged:
         """Ask for *to* bytes in all, boot memory included, and read back.
 
         One piece of the difference with DIMMs. With virtio-mem the guest has yet to come to it
-        (:attr:`Plugged.memory_asked`); the same size may be asked for again, so that a guest that got stuck tries
-        again. :class:`ValueError` before any I/O when *to* is not above what is plugged or asked for by whole
-        granules, or passes the machine's maximum.
+        (:attr:`Plugged.memory_asked`), and a shrink under way ends or goes less far; the same size may be asked for
+        again, so that a guest that got stuck tries again. :class:`ValueError` before any I/O when *to* is not above
+        what is plugged (virtio-mem: below what is asked for) by whole granules, or passes the machine's maximum.
         """
 
     async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
         """Ask the guest to give memory back, until *to* bytes are left. Returning means that the request was taken.
 
-        With DIMMs *ids* names those that are to leave. Raises :class:`Unsupported` with ACPI, which never shrinks.
+        With DIMMs *ids* names those that are to leave, and *to* is for the log. With virtio-mem the same size may be
+        asked for again, as for a grow; a grow that the guest has not come to is taken back. Raises
+        :class:`Unsupported` with ACPI, which never shrinks.
         """
 
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:

@@ -120,6 +120,7 @@ class ChVm:
             memory=self.memory.present,
             memory_asked=self.memory.asked if self.memory.asked != self.memory.present else None,
             memory_grows_left=self._grows_left(),
+            memory_floor=self._boot_memory,
             vcpu_floor=queue_floor(info.config),
             devices=self._devices(api, info),
         )

@@ -96,7 +96,9 @@ class CloudHypervisor:
     async def grow_memory(self, to: int) -> Plugged:
         """Ask for *to* bytes in all; see :meth:`hypervisors.base.Hypervisor.grow_memory`."""
         if self._vm is not None:
-            self._check_memory(self._vm, to, above=self._vm.memory.present)
+            memory = self._vm.memory
+            comes = self._vm.machine.memory.method is MemoryMethod.VIRTIO_MEM
+            self._check_memory(self._vm, to, above=memory.asked - 1 if comes else memory.present)
         return await self._call(lambda vm, api: vm.grow_memory(api, to))
 
     async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:

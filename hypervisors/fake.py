@@ -15,14 +15,18 @@ from enum import StrEnum
 from typing import TypeVar
 
 from hypervisors.base import (
+    FIXED_MEMORY,
     Accelerator,
     Busy,
     Change,
     ConnectionLost,
     Device,
+    Dimm,
     GuestReset,
     Listener,
     Machine,
+    MemoryHotplug,
+    MemoryMethod,
     Plugged,
     Refused,
     RemovalRefused,
@@ -40,10 +44,11 @@ CALLS_KEPT = 10_000
 """How many calls a VM remembers; older ones are forgotten."""
 
 _OURS = "resmgr-vcpu-"
+_OUR_DIMM = "resmgr-mem-"
 
 
 class Guest(StrEnum):
-    """What the guest does when it is asked to give a vCPU back."""
+    """What the guest does when it is asked to give a vCPU or a DIMM back, or to come to another size (virtio-mem)."""
 
     COOPERATE = "cooperate"
     """Gives it back at once, and all those it has ignored before."""
@@ -59,6 +64,8 @@ class Call:
 
     name: str
     argument: int | tuple[str, ...] | None = None
+    to: int | None = None
+    """Bytes that a shrink of memory is to come to; its *argument* are the DIMMs."""
 
 
 class FakeVm:
@@ -67,7 +74,15 @@ class FakeVm:
     Faults: while :attr:`busy`, connecting is refused as :class:`~hypervisors.base.Busy`. :attr:`vcpus_until_refusal`
     counts down with every vCPU that is plugged, and at 0 plugging is refused (so 0 refuses all, and 2 lets an
     addition of 3 fail after 2); None never refuses. With :attr:`lying_adds` an addition returns normally and adds
-    nothing; with :attr:`lying_removals` a removal is accepted and hinted at, and the vCPU stays.
+    nothing; with :attr:`lying_removals` a removal is accepted and hinted at, and the vCPU stays. All of this holds for
+    memory alike, where :attr:`grows_until_refusal` counts grows.
+
+    virtio-mem never tells that it has moved. The guest takes :attr:`memory_seconds` to come to what it is asked for,
+    never gets above :attr:`memory_takes` bytes or below the :attr:`memory_used` that it cannot give back, and then
+    gets stuck until it is asked again. One that ignores or refuses does nothing.
+
+    :attr:`tells_changes` and :attr:`one_resize` are what the machine says of itself: one that does not tell is silent
+    but for the end of its connection, and one with a single resize refuses any other while vCPUs are to leave.
 
     As on a real QEMU, a TCG machine dies of a plug that follows a removal.
     """
@@ -82,9 +97,12 @@ class FakeVm:
         pid: int | None = None,
         accelerator: Accelerator = Accelerator.KVM,
         vcpu_hotplug: bool = True,
+        memory_hotplug: MemoryHotplug = FIXED_MEMORY,
+        memory_slots: int | None = None,
     ) -> None:
         self.max_vcpus = max_vcpus if vcpu_hotplug else boot_vcpus
-        self.memory = memory
+        self.memory_hotplug = memory_hotplug
+        self.grows_left = memory_slots
         self.identity = identity
         self.pid = pid
         self.accelerator = accelerator
@@ -93,11 +111,24 @@ class FakeVm:
         self.vcpus_until_refusal: int | None = None
         self.lying_adds = False
         self.lying_removals = False
+        self.grows_until_refusal: int | None = None
+        self.memory_seconds = 0.0
+        self.memory_takes: int | None = None
+        self.memory_used = 0
+        self.tells_changes = True
+        self.one_resize = False
+        self.vcpu_floor = 1
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
         self._boot = [f"/machine/unattached/device[{number}]" for number in range(boot_vcpus)]
         self._foreign: list[str] = []
         self._foreign_seen = 0
         self._ours: list[str] = []
+        self._boot_memory = memory
+        self._dimms: list[Dimm] = []
+        self._foreign_dimms: list[Dimm] = []
+        self._dimms_seen = 0
+        self._moving = 0  # bytes beyond boot, where memory has no pieces
+        self._requested = 0
         self._guest = Guest.COOPERATE
         self._asked_to_leave: dict[str, None] = {}
         self._removed_any = False
@@ -113,6 +144,21 @@ class FakeVm:
     def vcpus(self) -> tuple[str, ...]:
         """The ids of what is plugged: boot vCPUs, foreign ones, ours, each in the order of plugging."""
         return (*self._boot, *self._foreign, *self._ours)
+
+    @property
+    def dimms(self) -> tuple[Dimm, ...]:
+        """What is plugged: foreign ones, ours."""
+        return (*self._foreign_dimms, *self._dimms)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are there, boot memory included."""
+        return self._boot_memory + self._moving + sum(dimm.size for dimm in self.dimms)
+
+    @property
+    def memory_asked(self) -> int:
+        """Bytes that the guest is to come to."""
+        return self.memory - self._moving + self._requested
 
     @property
     def asked_to_leave(self) -> tuple[str, ...]:
@@ -143,9 +189,9 @@ class FakeVm:
 
     def guest_ejects(self, *ids: str) -> None:
         """The guest carries out removals now: those of *ids*, or all it has been asked for."""
-        for vcpu in ids or tuple(self._asked_to_leave):
-            if vcpu in self._asked_to_leave:
-                self._remove(vcpu)
+        for unit in ids or tuple(self._asked_to_leave):
+            if unit in self._asked_to_leave:
+                self._remove(unit)
 
     def guest_forgets(self) -> None:
         """The guest drops the removals it was asked for, silently (as a Linux in early boot does)."""
@@ -172,6 +218,18 @@ class FakeVm:
         """Another client takes these vCPUs out, ours or not, with the guest's consent."""
         for vcpu in ids:
             self._remove(vcpu)
+
+    def plug_foreign_dimm(self, size: int) -> None:
+        """Another client of the VM plugs a DIMM."""
+        self._dimms_seen += 1
+        self._foreign_dimms.append(Dimm(f"foreign-dimm-{self._dimms_seen}", size, ours=False))
+        self._use_slot()
+        self._tell(SizeChanged())
+
+    def ask_foreign(self, to: int) -> None:
+        """Another client asks for *to* bytes in all, where memory has no pieces."""
+        self._ask_for(to)
+        self._tell(SizeChanged())
 
     # The connection
 
@@ -215,8 +273,14 @@ class FakeVm:
     # For the driver
 
     def _tell(self, change: Change) -> None:
-        if self._driver is not None:
+        if self._driver is not None and self.tells_changes:
             self._driver._tell(change)
+
+    def _must_be_free(self) -> None:
+        """With a single resize at a time: whether it is free for another one."""
+        leaving = [unit for unit in self._asked_to_leave if unit in self.vcpus]
+        if self.one_resize and leaving:
+            raise Refused(f"Too Many Requests: {leaving} are being removed")
 
     def _plug(self, vcpu: str) -> None:
         if self.accelerator is Accelerator.TCG and self._removed_any:
@@ -229,23 +293,71 @@ class FakeVm:
         if not self.lying_adds:
             self._ours.append(vcpu)
 
-    def _ask_to_leave(self, vcpu: str) -> None:
-        if vcpu not in self.vcpus or self.lying_removals:
+    def _ask_to_leave(self, unit: str) -> None:
+        present = unit in self.vcpus or any(dimm.id == unit for dimm in self.dimms)
+        if not present or self.lying_removals:
             self._tell(SizeChanged())
-        elif vcpu in self._boot:
-            raise Refused(f"device_del {vcpu}: Boot CPU is unpluggable")
+        elif unit in self._boot:
+            raise Refused(f"device_del {unit}: Boot CPU is unpluggable")
         elif self._guest is Guest.REFUSE:
-            self._tell(RemovalRefused(vcpu, "the guest refused (status 129)"))
+            self._tell(RemovalRefused(unit, "the guest refused (status 129)"))
         else:
-            self._asked_to_leave[vcpu] = None
+            self._asked_to_leave[unit] = None
             if self._guest is Guest.COOPERATE:
-                asyncio.get_running_loop().call_soon(self.guest_ejects, vcpu)
+                asyncio.get_running_loop().call_soon(self.guest_ejects, unit)
 
-    def _remove(self, vcpu: str) -> None:
-        self._asked_to_leave.pop(vcpu, None)
-        (self._ours if vcpu in self._ours else self._foreign).remove(vcpu)
+    def _remove(self, unit: str) -> None:
+        self._asked_to_leave.pop(unit, None)
+        for dimms in (self._dimms, self._foreign_dimms):
+            for dimm in [dimm for dimm in dimms if dimm.id == unit]:
+                dimms.remove(dimm)
+                if self.grows_left is not None:
+                    self.grows_left += 1
+                self._tell(SizeChanged())
+                return
+        (self._ours if unit in self._ours else self._foreign).remove(unit)
         self._removed_any = True
         self._tell(SizeChanged())
+
+    def _grow_memory(self, to: int) -> None:
+        if self.grows_until_refusal is not None:
+            if self.grows_until_refusal < 1:
+                raise Refused("object-add: refused by the test")
+            self.grows_until_refusal -= 1
+        if self.lying_adds:
+            return
+        match self.memory_hotplug.method:
+            case MemoryMethod.DIMM:
+                self._use_slot()
+                self._dimms_seen += 1
+                self._dimms.append(Dimm(f"{_OUR_DIMM}{self._dimms_seen}", to - self.memory, ours=True))
+            case MemoryMethod.ACPI:
+                self._use_slot()
+                self._moving = self._requested = to - self._boot_memory
+            case _:
+                self._ask_for(to)
+
+    def _use_slot(self) -> None:
+        if self.grows_left is not None:
+            if self.grows_left < 1:
+                raise Refused("no free slots available")
+            self.grows_left -= 1
+
+    def _ask_for(self, to: int) -> None:
+        """virtio-mem: ask the guest to come to *to* bytes."""
+        self._requested = to - self._boot_memory
+        if self._guest is Guest.COOPERATE:
+            asyncio.get_running_loop().call_later(self.memory_seconds, self._move)
+
+    def _move(self) -> None:
+        """The guest comes as near to what it is asked for as it can."""
+        granule = self.memory_hotplug.granularity
+        least = -(-max(self.memory_used - self._boot_memory, 0) // granule) * granule
+        most = self._requested if self.memory_takes is None else self.memory_takes - self._boot_memory
+        if self._requested >= self._moving:
+            self._moving = max(min(self._requested, most), self._moving)
+        else:
+            self._moving = min(max(self._requested, least), self._moving)
 
 
 class FakeHypervisor:
@@ -279,6 +391,9 @@ class FakeHypervisor:
             max_vcpus=vm.max_vcpus,
             vcpu_hotplug=vm.vcpu_hotplug,
             accelerator=vm.accelerator,
+            memory=vm.memory_hotplug,
+            tells_changes=vm.tells_changes,
+            one_resize=vm.one_resize,
         )
 
     async def read(self) -> Plugged:
@@ -294,6 +409,7 @@ class FakeHypervisor:
         def plug() -> Plugged:
             if not vm.vcpu_hotplug:
                 raise Unsupported("this machine cannot hot-plug vCPUs")
+            vm._must_be_free()
             free = vm.max_vcpus - len(vm.vcpus)
             if count > free:
                 raise Refused(f"{count} vCPUs asked for and {free} of {vm.max_vcpus} slots free")
@@ -309,17 +425,57 @@ class FakeHypervisor:
         if not ids:
             raise ValueError("ids is empty, and must name at least one vCPU")
 
+        vm = self._vm
+
         def ask() -> None:
+            if vm.one_resize and not set(ids) <= set(vm._asked_to_leave):
+                vm._must_be_free()
             for vcpu in ids:
-                self._vm._ask_to_leave(vcpu)
+                vm._ask_to_leave(vcpu)
 
         await self._call(Call("start_removing_vcpus", tuple(ids)), ask)
 
     async def grow_memory(self, to: int) -> Plugged:
-        raise Unsupported("the fake: memory is not added yet")
+        """Ask for more memory; see :meth:`hypervisors.base.Hypervisor.grow_memory`."""
+        vm = self._vm
+        able = vm.memory_hotplug
+        asks = able.method is MemoryMethod.VIRTIO_MEM
+
+        def grow() -> Plugged:
+            if able.method is MemoryMethod.NONE:
+                raise Unsupported("this machine cannot hot-plug memory")
+            least = vm.memory_asked if asks else vm.memory + able.granularity
+            if not least <= to <= able.maximum or (to - vm.memory) % able.granularity:
+                raise ValueError(
+                    f"{to} bytes are asked for, and must be from {least} to the machine's maximum of {able.maximum}, "
+                    f"by multiples of {able.granularity}"
+                )
+            vm._must_be_free()
+            vm._grow_memory(to)
+            return self._plugged()
+
+        return await self._call(Call("grow_memory", to), grow)
 
     async def start_shrinking_memory(self, to: int, ids: Sequence[str] = ()) -> None:
-        raise Unsupported("the fake: memory is not removed yet")
+        """Ask the guest for memory; see :meth:`hypervisors.base.Hypervisor.start_shrinking_memory`."""
+        vm = self._vm
+        able = vm.memory_hotplug
+
+        def ask() -> None:
+            if able.method not in (MemoryMethod.DIMM, MemoryMethod.VIRTIO_MEM):
+                raise Unsupported("this machine's memory does not shrink")
+            if able.method is MemoryMethod.DIMM and not ids:
+                raise ValueError("ids is empty, and must name at least one DIMM")
+            if not self._plugged().memory_floor <= to or (to - vm.memory) % able.granularity:
+                raise ValueError(f"{to} bytes are left, and must be multiples of {able.granularity} above the floor")
+            vm._must_be_free()
+            if able.method is MemoryMethod.DIMM:
+                for dimm in ids:
+                    vm._ask_to_leave(dimm)
+            elif not vm.lying_removals:
+                vm._ask_for(to)
+
+        await self._call(Call("start_shrinking_memory", tuple(ids), to), ask)
 
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:
         raise Unsupported("the fake: devices are not driven")
@@ -378,7 +534,16 @@ class FakeHypervisor:
         vm = self._vm
         others = (*vm._boot, *vm._foreign)
         vcpus = (*(Vcpu(vcpu, ours=False) for vcpu in others), *(Vcpu(vcpu, ours=True) for vcpu in vm._ours))
-        return Plugged(vcpus, vm.memory)
+        asked = vm.memory_asked
+        return Plugged(
+            vcpus,
+            vm.memory,
+            memory_asked=None if asked == vm.memory else asked,
+            dimms=vm.dimms,
+            memory_grows_left=vm.grows_left,
+            memory_floor=vm.memory - vm._moving if vm.memory_hotplug.method is MemoryMethod.VIRTIO_MEM else 0,
+            vcpu_floor=vm.vcpu_floor,
+        )
 
     def _tell(self, change: Change) -> None:
         """Hand *change* to the listener from the event loop, as an event from outside arrives."""

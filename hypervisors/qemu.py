@@ -631,7 +631,7 @@ class QemuHypervisor:
             self._highest = max(self._highest, order[-1].number)
         memory = self._memory
         vcpus = tuple([seated.vcpu for seated in order])
-        return Plugged(vcpus, memory.total, memory.asked, memory.dimms, memory.grows_left)
+        return Plugged(vcpus, memory.total, memory.asked, memory.dimms, memory.grows_left, memory.beside)
 
     async def _take_memory(self, monitor: _Monitor, devices: Answer, backends: Answer) -> None:
         """Take note of the memory, and remove the backends of ours that nobody uses."""

@@ -77,8 +77,14 @@ class Made(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rises(self) -> bool:
-        """Whether it asks for more than there was: where the VM has less, the operation has to wait for it."""
+        """Whether it asks for more vCPUs than it did: where the VM has less, the operation has to wait for them."""
         return self.edit.change is not Change.DELETE and self.after.target.asks_more_than(self.before.target)
+
+    @property
+    def memory_rises(self) -> bool:
+        """The same for memory."""
+        before, after = self.before.target, self.after.target
+        return self.edit.change is not Change.DELETE and after.memory_asked > before.memory_asked
 
 
 class Ledger:

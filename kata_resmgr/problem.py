@@ -26,6 +26,7 @@ class Code(Enum):
     CONFLICT = ("conflict", 409, "The request contradicts what is there", False)
     MEMORY_LIMIT_EXCEEDED = ("memory_limit_exceeded", 409, "The memory would pass the maximum", False)
     VCPU_LIMIT_EXCEEDED = ("vcpu_limit_exceeded", 409, "The vCPUs would pass the maximum", False)
+    MEMORY_SLOTS_EXHAUSTED = ("memory_slots_exhausted", 409, "No slot for memory is left", False)
     NO_MEMORY = ("no_memory", 409, "The sandbox would have no memory", False)
     SHRINK_PENDING = ("shrink_pending", 409, "A removal holds the slots that are needed", True)
     HELD = ("held", 409, "The sandbox is held", True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from hypervisors.base import Hypervisor
-from kata_resmgr import explain, oci, view
+from hypervisors.base import Hypervisor, MemoryMethod
+from kata_resmgr import explain, oci, sizing, view
 from kata_resmgr.conditions import Conditions, Kind, timestamp
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.declared import Declaration
@@ -25,10 +25,10 @@ from kata_resmgr.ledger import Edit, Ledger, Made
 from kata_resmgr.metrics import Measures
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
+from kata_resmgr.removal import Removal
 from kata_resmgr.sizing import BootSize, exact_text
-from kata_resmgr.step import Removal
 from kata_resmgr.store import NO_CHANGES, Attachment, Changes, Kept, KnownVm, SandboxRecord, StateUnavailable, Store
-from kata_resmgr.vm import Adoption, Goal, Phase, Vm
+from kata_resmgr.vm import Adoption, Goal, Phase, Resource, Vm
 from kata_resmgr.weight import cpu_weight
 
 
@@ -359,8 +359,7 @@ class Sandbox:
     def state(self) -> view.Sandbox:
         """The present state."""
         vm, ledger = self._vm, self._ledger
-        boot, target, shares = ledger.boot, ledger.now.target, ledger.now.sums.shares
-        plugged = vm.plugged
+        boot, shares = ledger.boot, ledger.now.sums.shares
         attached = vm.machine is not None
         return view.Sandbox(
             id=self.id,
@@ -376,7 +375,7 @@ class Sandbox:
             converged=attached and vm.converged,
             surplus=view.Surplus(
                 vcpus=vm.surplus,
-                memory_bytes=max(0, plugged.memory - target.memory) if attached else 0,
+                memory_bytes=vm.memory_surplus,
                 reason=vm.surplus_reason,
             ),
             shares=shares,
@@ -391,7 +390,7 @@ class Sandbox:
         return Measures(
             sandbox=self.id,
             vcpus=(now.target.vcpus, len(vm.plugged.vcpus), vm.pending),
-            memory=(now.target.memory, vm.plugged.memory, 0),
+            memory=(now.target.memory, vm.plugged.memory, vm.memory_pending),
             unsatisfied=vm.unsatisfied,
             shares=now.sums.shares,
         )
@@ -421,7 +420,8 @@ class Sandbox:
         )
 
     def _memory(self) -> view.Memory:
-        return view.Memory(desired=self._ledger.now.target.memory, plugged=self._vm.plugged.memory, pending=0)
+        vm = self._vm
+        return view.Memory(desired=self._ledger.now.target.memory, plugged=vm.plugged.memory, pending=vm.memory_pending)
 
     # Changing the table
 
@@ -435,12 +435,11 @@ class Sandbox:
         self._must_be_known()
         ledger = self._ledger
         made = ledger.make(edit)
-        lacks = self._vm.machine is not None and ledger.now.target.vcpus > self._vm.effective and self._vm.resizes
-        grows = lacks and made.rises
+        needs = self._needs(made)
         try:
-            if not grows:
+            if not needs:
                 self._keep_edit(edit)
-            elif (problem := self._vm.cannot_grow()) is not None:
+            elif (problem := self._vm.cannot_grow(needs, ledger.now.target.memory)) is not None:
                 raise problem
             else:  # it acts before it is kept: where nothing can be written, nothing is sent
                 self._store.begin(self.id, operation)
@@ -455,7 +454,7 @@ class Sandbox:
             self._aim()
             self._keep_undone(operation)
 
-        if not grows:
+        if not needs:
             self._aim()
             self._tell_edit(made)
             return await self._linger(patience, end) if patience.wait is not None else True
@@ -464,7 +463,7 @@ class Sandbox:
         keeps = patience.wait is not None and self._now() + patience.wait < end
         until = self._now() + patience.wait if patience.wait is not None and keeps else end
         try:
-            settled = await self._vm.until(Goal.SATISFIED, until, undo, keeps)
+            settled = await self._vm.until(Goal.SATISFIED, until, undo, keeps, needs)
         except asyncio.CancelledError:
             undo()
             raise
@@ -477,8 +476,19 @@ class Sandbox:
         self._tell_edit(made)
         return settled
 
+    def _needs(self, made: Made) -> tuple[Resource, ...]:
+        """What the operation has to wait for: what it raises, and the VM has too little of."""
+        vm, target = self._vm, self._ledger.now.target
+        if vm.machine is None or not vm.resizes:
+            return ()
+        vcpus, memory = vm.has(target.vcpus, target.memory)
+        return (
+            *((Resource.VCPUS,) if not vcpus and made.rises else ()),
+            *((Resource.MEMORY,) if not memory and made.memory_rises else ()),
+        )
+
     async def _linger(self, patience: Patience, end: float) -> bool:
-        """The answer to what needs no vCPUs: at once, or with a wait when what is surplus has gone as well."""
+        """The answer to what needs nothing more: at once, or with a wait when what is surplus has gone as well."""
         vm = self._vm
         if vm.machine is None:
             return True
@@ -497,13 +507,14 @@ class Sandbox:
                 conditions.clear(kind, reason)
             else:
                 conditions.hold(kind, reason, excess.message)
-        memory = self._vm.plugged.memory
-        if target.memory > memory > 0:  # 0: nothing has been read yet
-            text = f"{target.memory} bytes are asked for, {memory} are there; this driver does not add memory"
+        machine, memory = self._vm.machine, self._vm.plugged.memory
+        fixed = machine is not None and machine.memory.method is MemoryMethod.NONE
+        if fixed and target.memory > memory > 0:  # 0: nothing has been read yet
+            text = f"{target.memory} bytes are asked for, {memory} are there; this machine cannot add memory"
             conditions.hold(Kind.HOTPLUG_UNSUPPORTED, "memory", text)
         else:
             conditions.clear(Kind.HOTPLUG_UNSUPPORTED, "memory")
-        self._vm.aim(target.vcpus)
+        self._vm.aim(target.vcpus, target.memory)
 
     def _tell_edit(self, made: Made) -> None:
         """It stands: tell of each container that it concerns."""
@@ -531,11 +542,11 @@ class Sandbox:
             self._say_static()
         elif not boot.static:
             boot = replace(boot, max_vcpus=min(boot.max_vcpus, machine.max_vcpus))
-        if attachment.memory_block is not None:
-            boot = replace(boot, granularity=max(boot.granularity, attachment.memory_block))
+        boot = sizing.fit_memory(boot, machine.memory, attachment.memory_block)
         record = replace(self._kept, ever_attached=True, fitted=boot, vm=KnownVm(machine, self._vm.process))
         if record != self._kept:
             self._save(record)
+        self._vm.memory_granularity = boot.granularity
         self._ledger.fit(boot)
         self._vm.resizes = not boot.static
         self._aim()

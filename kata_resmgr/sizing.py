@@ -6,13 +6,14 @@ and a live sandbox come to the same numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from math import ceil
 
 import msgspec
 
+from hypervisors.base import MemoryHotplug, MemoryMethod
 from kata_resmgr.config import Base, Compat, OverMax, SandboxConfig
 from kata_resmgr.demand import Sums
 from kata_resmgr.note import Note as Note
@@ -73,13 +74,20 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     """The bare demand, before floor and clamp."""
     vcpus: int
     memory: int
-    """Bytes."""
+    """Bytes, cut to the maximum."""
     excess: int
     """vCPUs that are asked for above the maximum; 0: not clamped."""
     floor: Fraction = NO_FLOOR
     """vCPUs that a pod-level resize asks for; 0 without one."""
     held: bool = False
     """*vcpus* are those of before, as ``compat`` has it."""
+    memory_excess: int = 0
+    """Bytes that are asked for above the maximum."""
+
+    @property
+    def memory_asked(self) -> int:
+        """Bytes, before the maximum cuts them."""
+        return self.memory + self.memory_excess
 
     def asks_more_than(self, before: Target) -> bool:
         """Whether more vCPUs are asked for: more than the target of before, or than what was cut to it."""
@@ -183,6 +191,17 @@ def _static_boot(config: SandboxConfig, declared: Declared) -> tuple[BootSize, l
     )
 
 
+def fit_memory(boot: BootSize, able: MemoryHotplug, block: int | None) -> BootSize:
+    """*boot* on a machine that can do so much: its method's granularity, at least the guest's *block*; its maximum."""
+    granularity = max(boot.granularity, block or 0)
+    if able.method is MemoryMethod.NONE or boot.static:
+        return replace(boot, granularity=granularity)
+    least = VIRTIO_MEM_GRANULARITY if able.method is MemoryMethod.VIRTIO_MEM else DIMM_GRANULARITY
+    return replace(
+        boot, granularity=max(least, able.granularity, block or 0), max_memory=min(boot.max_memory, able.maximum)
+    )
+
+
 def demand_vcpus(config: SandboxConfig, declared: Declared, sums: Sums) -> Fraction:
     """``exact``: the bare demand of the containers in vCPUs, under the size that is declared now."""
     default = config.default_vcpus
@@ -220,7 +239,8 @@ def target(
     *declared* is the size known at boot, *resized* what it has become by a pod-level resize (None: never resized),
     *held* the vCPUs that :func:`held_vcpus` keeps. The maximum is ``boot.max_vcpus``, cut to the machine's once one is
     attached. In static mode the target is the boot size, whatever is asked for. Whether the target may be is for
-    :func:`must_be_allowed` to say: memory may be above the maximum.
+    :func:`must_be_allowed` to say: more memory than the maximum is refused, but a machine whose own is lower finds the
+    table as it is.
     """
     if boot.static:
         return Target(exact=boot.exact, vcpus=boot.vcpus, memory=boot.memory, excess=0)
@@ -233,13 +253,17 @@ def target(
         wanted = max(wanted, ceil(floor))
         memory = max(memory, resized.memory or 0)
     vcpus = max(wanted, boot.vcpus, 1) if held is None else max(held, boot.vcpus)
+    asked = boot.memory + round_up(max(memory - boot.memory, 0), boot.granularity)
+    room = max(boot.max_memory - boot.memory, 0) // boot.granularity * boot.granularity
+    memory = min(asked, boot.memory + room)
     return Target(
         exact=exact,
         vcpus=min(vcpus, boot.max_vcpus),
-        memory=boot.memory + round_up(max(memory - boot.memory, 0), boot.granularity),
+        memory=memory,
         excess=max(wanted - boot.max_vcpus, 0),
         floor=floor,
         held=held is not None,
+        memory_excess=asked - memory,
     )
 
 
@@ -277,10 +301,10 @@ def must_be_allowed(config: SandboxConfig, boot: BootSize, before: Target, after
                     f"{number(asked)} vCPUs are above the maximum of {boot.max_vcpus}: ask for less, or raise "
                     "default_maxvcpus for new sandboxes",
                 )
-    if not boot.static and after.memory > boot.max_memory and after.memory > before.memory:
+    if after.memory_excess and after.memory_asked > before.memory_asked:
         raise Problem(
             Code.MEMORY_LIMIT_EXCEEDED,
-            f"{after.memory} bytes are above the maximum of {boot.max_memory}: ask for less, or raise "
+            f"{after.memory_asked} bytes are above the maximum of {boot.max_memory}: ask for less, or raise "
             "default_maxmemory for new sandboxes",
         )
 
@@ -291,10 +315,12 @@ def excess(
     """What is asked for beyond what there can be: the condition that is in force as long as that is so."""
     if boot.static:
         return static_excess(config, boot, declared, sums, resized)
+    cut = []
     if target.excess:
-        wanted = boot.max_vcpus + target.excess
-        return Note("Clamped", "demand", f"{wanted} vCPUs are asked for, the maximum is {boot.max_vcpus}")
-    return None
+        cut.append(f"{boot.max_vcpus + target.excess} vCPUs are asked for, the maximum is {boot.max_vcpus}")
+    if target.memory_excess:
+        cut.append(f"{target.memory_asked} bytes are asked for, the maximum is {target.memory}")
+    return Note("Clamped", "demand", "; ".join(cut)) if cut else None
 
 
 def static_excess(

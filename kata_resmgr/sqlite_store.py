@@ -26,8 +26,8 @@ from kata_resmgr import oci
 from kata_resmgr.conditions import timestamp
 from kata_resmgr.ids import check_id
 from kata_resmgr.problem import Problem
+from kata_resmgr.removal import Removal
 from kata_resmgr.state_lock import StateError, StateLock
-from kata_resmgr.step import Removal
 from kata_resmgr.store import NO_CHANGES, Changes, Kept, SandboxRecord, StateUnavailable
 
 APPLICATION = 0x6B72736D

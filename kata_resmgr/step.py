@@ -1,12 +1,12 @@
 """The next step: from what is desired and what is plugged to the one thing to do now (SPEC 7).
 
 Pure. A grow, a shrink, a retry, a roll-back's surplus and a restart are all the same here: desired and plugged
-differ, take one step. Times are readings of one monotonic clock, in seconds.
+differ, take one step. vCPUs and memory take turns: one step is a step of one of them. Times are readings of one
+monotonic clock, in seconds.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TypeAlias
@@ -14,85 +14,14 @@ from typing import TypeAlias
 import msgspec
 
 from hypervisors.base import Plugged
+from kata_resmgr import memory_step
+from kata_resmgr.memory_step import GrowMemory, MemorySituation, ShrinkMemory
+from kata_resmgr.removal import Removal
 
-REPEATS = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Seconds between one attempt and the next; the last one goes on for ever."""
-
-
-def pause(attempts: int) -> float:
-    """How long to wait after the given number of attempts (1 or more)."""
-    return REPEATS[min(attempts, len(REPEATS)) - 1]
-
-
-class Removal(msgspec.Struct, frozen=True, gc=False):
-    """One removal that was sent and has not been seen to end."""
-
-    first: float
-    """When it was first sent."""
-    last: float
-    attempts: int = 1
-    refusal: str | None = None
-    """What the guest last said, where it said no."""
-    refused_attempt: int = 0
-    """The attempt that it said no to."""
-    urgent: bool = False
-    """To be repeated at once: after a guest reset, or when asked to converge now."""
-
-    @property
-    def due(self) -> float:
-        """When it is to be repeated."""
-        return self.last if self.urgent else self.last + pause(self.attempts)
-
-    @property
-    def refused(self) -> bool:
-        """Whether the guest said no to this attempt, or to the one before while this one has no answer yet."""
-        return self.refusal is not None and self.attempts - self.refused_attempt <= 1
-
-    def again(self, now: float) -> Removal:
-        """As it is after one more attempt."""
-        return msgspec.structs.replace(self, last=now, attempts=self.attempts + 1, urgent=False)
-
-    def hurried(self) -> Removal:
-        """As it is when it is to be repeated at once."""
-        return msgspec.structs.replace(self, urgent=True)
-
-    def told_no(self, reason: str) -> Removal:
-        """As it is after the guest's refusal."""
-        return msgspec.structs.replace(self, refusal=reason, refused_attempt=self.attempts)
-
-
-class Grace:
-    """The sizes that were desired a short while ago: a shrink goes no lower until they have been over for the delay.
-
-    A falling sequence of levels with the times at which they cease to count, so that each lower target has stood for
-    the whole delay before it is acted on, however often it changes.
-    """
-
-    __slots__ = ("_levels",)
-
-    def __init__(self) -> None:
-        self._levels: deque[tuple[int, float]] = deque()
-
-    def note(self, before: int, after: int, until: float) -> None:
-        """The target went from *before* to *after*; where it fell, *before* counts until then."""
-        while self._levels and self._levels[-1][0] <= max(before, after):
-            self._levels.pop()
-        if after < before:
-            self._levels.append((before, until))
-
-    def highest(self, now: float) -> int:
-        """The highest level that still counts; 0 when none does."""
-        while self._levels and self._levels[0][1] <= now:
-            self._levels.popleft()
-        return self._levels[0][0] if self._levels else 0
-
-    def ends(self) -> float | None:
-        """When the highest level ceases to count."""
-        return self._levels[0][1] if self._levels else None
-
-    def end(self) -> None:
-        """Let it be over now."""
-        self._levels.clear()
+LOOK_FIRST = 0.02
+LOOK_LONGEST = 10.0
+"""Seconds between looks at what is under way and does not tell of its end: as long as it has been asked for, from the
+first to the longest."""
 
 
 class Situation(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +43,22 @@ class Situation(msgspec.Struct, frozen=True, gc=False):
     """Whether vCPUs may be added (under TCG not after a removal)."""
     one_by_one: bool = False
     """Whether a removal is to end before the next one starts (under TCG: QEMU loses vCPUs' wake-ups otherwise)."""
+    one_resize: bool = False
+    """Whether nothing else may be resized while vCPUs are being removed (Cloud Hypervisor)."""
+    tells_changes: bool = True
+    """Whether the hypervisor speaks when something changes. Otherwise what is under way has to be looked at."""
+    fresh: bool = True
+    """Whether nothing has been done since *plugged* was read."""
+    sent_at: float = 0.0
+    """When something was last asked of the hypervisor, and *read_at* when it was last read."""
+    read_at: float = 0.0
+    memory: MemorySituation | None = None
+    """None: the memory is not driven, and has the size that it has."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing may be resized before the removal of vCPUs that is under way has ended."""
+        return self.one_resize and bool(self.pending)
 
 
 class AddVcpus(msgspec.Struct, frozen=True, gc=False):
@@ -126,13 +71,17 @@ class RemoveVcpus(msgspec.Struct, frozen=True, gc=False):
     ids: tuple[str, ...]
 
 
+class Look(msgspec.Struct, frozen=True, gc=False):
+    """Read back."""
+
+
 class Idle(msgspec.Struct, frozen=True, gc=False):
     """Nothing to do until then, or until something happens."""
 
     until: float | None
 
 
-Step: TypeAlias = AddVcpus | RemoveVcpus | Idle
+Step: TypeAlias = AddVcpus | RemoveVcpus | GrowMemory | ShrinkMemory | Look | Idle
 
 
 def effective(plugged: Plugged, pending: Mapping[str, Removal]) -> int:
@@ -143,36 +92,72 @@ def effective(plugged: Plugged, pending: Mapping[str, Removal]) -> int:
 def next_step(now: float, situation: Situation) -> Step:
     """The one thing to do now.
 
-    First what is surplus and not being removed serves a grow, then free slots do. Where a removal holds the slots
-    that are needed, its end is waited for. A shrink takes the last plugged first; what is not ours is never asked.
+    Growing comes before shrinking, and vCPUs before memory. First what is surplus and not being removed serves a
+    grow, then free slots do. Where a removal holds the slots that are needed, its end is waited for. A shrink takes
+    the last plugged first; what is not ours is never asked.
     """
     s = situation
-    stays = effective(s.plugged, s.pending)
-    if stays < s.desired and s.growable and now >= s.grow_from:
-        free = s.max_vcpus - len(s.plugged.vcpus)
-        if free > 0:
-            return AddVcpus(min(s.desired - stays, free))
+    memory = None if s.waits else s.memory
+    step: Step | None = _add(now, s)
+    if step is None and memory is not None:
+        step = memory_step.grow(now, memory)
+    if step is None:
+        step = _remove(now, s)
+    if step is None and memory is not None:
+        step = memory_step.shrink(now, memory)
+    if step is not None:
+        return step
+    look = _look_at(s)
+    if look is not None and look <= now:
+        return Look()
+    return Idle(min(_times(s, look), default=None))
+
+
+def _add(now: float, s: Situation) -> AddVcpus | None:
+    lacking = s.desired - effective(s.plugged, s.pending)
+    if lacking <= 0 or not s.growable or now < s.grow_from or s.waits:
+        return None
+    free = s.max_vcpus - len(s.plugged.vcpus)
+    return AddVcpus(min(lacking, free)) if free > 0 else None
+
+
+def _remove(now: float, s: Situation) -> RemoveVcpus | Look | None:
+    if not s.removable:
+        return None
     ask: list[str] = []
-    if s.removable:
-        surplus = stays - max(s.desired, s.keep)
-        if s.one_by_one:
-            surplus = min(surplus, 1 - len(s.pending))
-        if surplus > 0:
-            ask.extend(_last_plugged(s.plugged, s.pending, surplus))
-        ask.extend(vcpu for vcpu, removal in s.pending.items() if removal.due <= now)
-    if ask:
-        return RemoveVcpus(tuple(ask))
-    return Idle(_earliest(_times(s, stays)))
+    surplus = effective(s.plugged, s.pending) - max(s.desired, s.keep, s.plugged.vcpu_floor)
+    if s.one_by_one:
+        surplus = min(surplus, 1 - len(s.pending))
+    if surplus > 0 and not s.waits:
+        ask.extend(_last_plugged(s.plugged, s.pending, surplus))
+        if ask and not s.fresh and not s.tells_changes:
+            return Look()  # what the floor follows from may have changed
+    ask.extend(vcpu for vcpu, removal in s.pending.items() if removal.due <= now)
+    return RemoveVcpus(tuple(ask)) if ask else None
 
 
-def _times(s: Situation, stays: int) -> Iterable[float]:
+def _look_at(s: Situation) -> float | None:
+    """When to look at what is under way; None: nothing is, or its end will be told."""
+    moves = s.memory is not None and s.plugged.memory_asked is not None  # events of it are few and late (measured)
+    if not moves and (s.tells_changes or not (s.pending or (s.memory is not None and s.memory.leaving))):
+        return None
+    return max(s.read_at, s.sent_at) + min(max(s.read_at - s.sent_at, LOOK_FIRST), LOOK_LONGEST)
+
+
+def _times(s: Situation, look: float | None) -> Iterable[float]:
+    """When there is something to do, if nothing happens before."""
+    stays = effective(s.plugged, s.pending)
     if s.removable:
         for removal in s.pending.values():
             yield removal.due
         if s.keep_until is not None and s.keep_until != inf and stays > s.desired:
             yield s.keep_until
-    if stays < s.desired and s.growable and s.max_vcpus > len(s.plugged.vcpus) and s.grow_from != inf:
+    if stays < s.desired and s.growable and s.max_vcpus > len(s.plugged.vcpus) and s.grow_from != inf and not s.waits:
         yield s.grow_from
+    if s.memory is not None and not s.waits:
+        yield from memory_step.times(s.memory)
+    if look is not None:
+        yield look
 
 
 def _last_plugged(plugged: Plugged, pending: Mapping[str, Removal], count: int) -> Iterable[str]:
@@ -184,23 +169,30 @@ def _last_plugged(plugged: Plugged, pending: Mapping[str, Removal], count: int) 
             yield vcpu.id
 
 
-def _earliest(times: Iterable[float]) -> float | None:
-    return min(times, default=None)
-
-
 def leavable(situation: Situation) -> bool:
     """Whether something that is surplus, and is not being removed, could still be removed."""
     s = situation
+    if s.memory is not None and memory_step.leavable(s.memory):
+        return True
     return (
         s.removable
-        and effective(s.plugged, s.pending) > s.desired
+        and effective(s.plugged, s.pending) > max(s.desired, s.plugged.vcpu_floor)
         and any(vcpu.ours and vcpu.id not in s.pending for vcpu in s.plugged.vcpus)
     )
 
 
 def surplus_reason(now: float, situation: Situation) -> str | None:
-    """Why what is plugged above desired is still there (SPEC 7); None without surplus or while a removal is fresh."""
+    """Why what is plugged above desired is still there (SPEC 7); None without surplus or while a removal is fresh.
+
+    Where vCPUs and memory have different ones, that of the vCPUs, but one that passes (``grace``) gives way.
+    """
     s = situation
+    memory = None if s.memory is None else memory_step.surplus_reason(now, s.memory)
+    vcpus = _vcpu_surplus_reason(now, s)
+    return memory if vcpus is None or (vcpus == "grace" and memory is not None) else vcpus
+
+
+def _vcpu_surplus_reason(now: float, s: Situation) -> str | None:
     if len(s.plugged.vcpus) <= s.desired:
         return None
     if any(removal.refused for removal in s.pending.values()):
@@ -213,4 +205,6 @@ def surplus_reason(now: float, situation: Situation) -> str | None:
         return "boot-floor"
     if not s.removable:
         return "tcg"
+    if len(s.plugged.vcpus) <= s.plugged.vcpu_floor:
+        return "queue-floor"
     return "grace" if s.keep_until is not None and now < s.keep_until else None

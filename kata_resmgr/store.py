@@ -16,8 +16,8 @@ from kata_resmgr.config import SandboxConfig
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
+from kata_resmgr.removal import Removal
 from kata_resmgr.sizing import BootSize
-from kata_resmgr.step import Removal
 
 Changes: TypeAlias = Mapping[str, bytes | None]
 """Containers' resources by id; None: the container is no more."""

@@ -1,23 +1,24 @@
 """A sandbox's VM and the one loop that talks to its hypervisor: read, compare, one step, again (SPEC 7).
 
-The loop is told how many vCPUs are desired and makes it so. Operations never call a driver: they change what is
-desired and wait here until it is reached, refused, or their time is over. The rule for what to do next is
-:func:`kata_resmgr.step.next_step`; this module only carries it out.
+The loop is told how many vCPUs and how much memory are desired and makes it so. Operations never call a driver: they
+change what is desired and wait here until it is reached, refused, or their time is over. The rule for what to do next
+is :func:`kata_resmgr.step.next_step`; this module only carries it out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from math import inf
 
 import msgspec
 import structlog
 
 from hypervisors.base import (
+    FIXED_MEMORY,
     Accelerator,
     Busy,
     Change,
@@ -26,6 +27,7 @@ from hypervisors.base import (
     Hypervisor,
     HypervisorError,
     Machine,
+    MemoryMethod,
     Plugged,
     Refused,
     RemovalRefused,
@@ -33,22 +35,25 @@ from hypervisors.base import (
     TimedOut,
     Unreachable,
 )
+from kata_resmgr import memory_step
+from kata_resmgr.aim import Aim
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig, TcgUnplug
 from kata_resmgr.events import Teller
 from kata_resmgr.heed import Heed
+from kata_resmgr.memory_step import GrowMemory, MemorySituation, Obstacle, ShrinkMemory, asked
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
+from kata_resmgr.removal import Removal
+from kata_resmgr.sizing import MIB
 from kata_resmgr.step import (
     AddVcpus,
-    Grace,
-    Removal,
+    Look,
     RemoveVcpus,
     Situation,
     effective,
     leavable,
     next_step,
-    pause,
     surplus_reason,
 )
 from kata_resmgr.store import KnownVm, StateUnavailable
@@ -80,11 +85,25 @@ class Goal(StrEnum):
     CONVERGED = "converged"
 
 
+class Resource(Enum):
+    """What a VM has some of."""
+
+    VCPUS = "vcpus"
+    MEMORY = "memory"
+
+
+_UNITS = {Resource.VCPUS: "vcpus", Resource.MEMORY: "units"}
+"""What an event calls those that leave."""
+BOTH = (Resource.VCPUS, Resource.MEMORY)
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     """Somebody who waits for a goal. *undo* makes it an operation that fails when the goal cannot be reached."""
 
     goal: Goal
+    needs: Collection[Resource]
+    """What it waits for when it waits to be satisfied."""
     future: asyncio.Future[bool]
     undo: Callable[[], None] | None
 
@@ -103,7 +122,24 @@ class Adoption:
     removals: Mapping[str, Removal]
     removed_any: bool
     keep_until: float
-    """No vCPU that is found surplus is asked to leave before this time."""
+    """Nothing that is found surplus is asked to leave before this time."""
+
+
+def _memory_exhausted(memory: MemorySituation) -> tuple[Code, str] | None:
+    """Why the memory that is lacking can never be had on this machine, where that is so."""
+    asked_for = f"{memory.desired} bytes of memory are asked for, {memory.plugged.memory} are there"
+    match memory_step.obstacle(memory):
+        case Obstacle.SLOTS:
+            return Code.MEMORY_SLOTS_EXHAUSTED, (
+                f"{asked_for}, and no slot is left: booting with {-(-memory.desired // MIB)} MiB (default_memory, the "
+                "declared size) would have done; or raise memory_slots for new sandboxes"
+            )
+        case Obstacle.ROOM:
+            return Code.MEMORY_LIMIT_EXCEEDED, (
+                f"{asked_for}, and the machine's maximum is {memory.maximum}: ask for less, or start the VM with a "
+                "higher one"
+            )
+    return None
 
 
 class Vm:
@@ -133,6 +169,8 @@ class Vm:
         self._on_lost = on_lost
         self.resizes = True
         """Whether the VM may be resized at all; its sandbox says so."""
+        self.memory_granularity = 1
+        """Bytes: memory is resized by multiples of it; its sandbox says so."""
         self._log = structlog.get_logger().bind(sandbox=name)
         self._phase = Phase.SIZED
         self._held = False
@@ -141,14 +179,13 @@ class Vm:
         self._pid: int | None = None
         self._keep_until: float | None = None
         self._plugged = NOTHING
-        self._desired = 0
-        self._pending: dict[str, Removal] = {}
+        self._vcpus = Aim()
+        self._memory = Aim()
+        self._memory_asked: int | None = None  # what a foreign change is told by
         self._removed_any = False
-        self._grace = Grace()
-        self._grow_from = 0.0
-        self._lets_stand = False
-        self._refusals = 0
         self._unsatisfied_since: float | None = None
+        self._sent_at = self._read_at = 0.0
+        self._fresh = False
         self._waiters: dict[_Waiter, None] = {}  # in order of arrival
         self._driver: Hypervisor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -196,16 +233,35 @@ class Vm:
 
     @property
     def pending(self) -> int:
-        """Removals sent and not seen to end."""
-        return len(self._pending)
+        """Removals of vCPUs sent and not seen to end."""
+        return len(self._vcpus.pending)
+
+    @property
+    def memory_pending(self) -> int:
+        """Bytes that were asked to leave and have not been seen to."""
+        return self._memory_situation(self._now()).leaving if self._drives_memory else 0
 
     @property
     def effective(self) -> int:
-        return effective(self._plugged, self._pending)
+        return effective(self._plugged, self._vcpus.pending)
+
+    @property
+    def _drives_memory(self) -> bool:
+        machine = self._machine
+        return machine is not None and self.resizes and machine.memory.method is not MemoryMethod.NONE
+
+    def has(self, vcpus: int, memory: int) -> tuple[bool, bool]:
+        """Whether so many vCPUs and so much memory are there and will stay. Memory that is not driven is enough."""
+        plugged = self._plugged
+        enough = not self._drives_memory
+        if not enough and plugged.memory >= memory:
+            untouched = not self._memory.pending and plugged.memory_asked is None
+            enough = untouched or self._memory_situation(self._now()).stays >= memory
+        return self.effective >= vcpus, enough
 
     @property
     def satisfied(self) -> bool:
-        return self.effective >= self._desired
+        return self.has(self._vcpus.desired, self._memory.desired) == (True, True)
 
     @property
     def unsatisfied(self) -> float:
@@ -216,30 +272,48 @@ class Vm:
     @property
     def _at_rest(self) -> bool:
         """What is plugged is what is desired, and nothing is under way: nothing to do, and nothing to say."""
-        return len(self._plugged.vcpus) == self._desired and not self._pending
+        plugged = self._plugged
+        return (
+            len(plugged.vcpus) == self._vcpus.desired
+            and not self._vcpus.pending
+            and (plugged.memory == self._memory.desired or not self._drives_memory)
+            and not self._memory.pending
+            and plugged.memory_asked is None
+        )
 
     @property
     def converged(self) -> bool:
         if self._at_rest:
             return True
-        return self.satisfied and not self._pending and not leavable(self._situation(self._now()))
+        if not self.satisfied or self._vcpus.pending or self.memory_pending:
+            return False
+        return not leavable(self._situation(self._now()))
 
     @property
     def surplus(self) -> int:
-        return max(0, len(self._plugged.vcpus) - self._desired) if self._machine is not None else 0
+        """vCPUs above what is desired."""
+        return max(0, len(self._plugged.vcpus) - self._vcpus.desired) if self._machine is not None else 0
+
+    @property
+    def memory_surplus(self) -> int:
+        """Bytes above what is desired."""
+        return max(0, self._plugged.memory - self._memory.desired) if self._machine is not None else 0
 
     @property
     def surplus_reason(self) -> str | None:
-        if self.surplus == 0:
+        if not self.surplus and not self.memory_surplus:
             return None
         now = self._now()
         return surplus_reason(now, self._situation(now))
 
-    def reached(self, goal: Goal) -> bool:
-        return self.satisfied if goal is Goal.SATISFIED else self.converged
+    def reached(self, goal: Goal, needs: Collection[Resource] = BOTH) -> bool:
+        if goal is Goal.CONVERGED:
+            return self.converged
+        vcpus, memory = self.has(self._vcpus.desired, self._memory.desired)
+        return (vcpus or Resource.VCPUS not in needs) and (memory or Resource.MEMORY not in needs)
 
-    def cannot_grow(self) -> Problem | None:
-        """Why a grow has to fail now, if it has to."""
+    def cannot_grow(self, needs: Collection[Resource] = (), memory: int = 0) -> Problem | None:
+        """Why a grow of what is in *needs* (memory: to so many bytes) has to fail now, if it has to."""
         if self._held:
             return Problem(Code.HELD, "the sandbox is held: release it first, then repeat", retry_after=1)
         if self._phase is Phase.LOST:
@@ -252,50 +326,62 @@ class Vm:
                 f"no connection to the VM: {self._lost}; it is being retried",
                 retry_after=1,
             )
-        if self._machine is not None and self.resizes and not self._growable():
+        if Resource.VCPUS in needs and self._machine is not None and self.resizes and not self._growable():
             return Problem(
                 Code.NOT_SUPPORTED,
                 "under TCG no vCPU can be plugged after one was removed (it would end QEMU): restart the VM",
             )
+        if Resource.MEMORY in needs and self._drives_memory:
+            situation = msgspec.structs.replace(self._memory_situation(self._now()), desired=memory)
+            if (exhausted := _memory_exhausted(situation)) is not None:
+                return Problem(*exhausted)
         return None
 
     # What is asked of it
 
-    def aim(self, desired: int) -> None:
-        """From now on *desired* vCPUs are wanted; where that is less, the old size is kept for ``shrink_delay``."""
-        if desired != self._desired:
-            if self._desired:  # else it is the first
-                self._tell("vcpus.desired", vcpus=desired, before=self._desired)
-            self._grace.note(self._desired, desired, self._now() + self._config.shrink_delay)
-            self._desired = desired
-            self._lets_stand = False
+    def aim(self, vcpus: int, memory: int) -> None:
+        """From now on so many vCPUs and bytes are wanted; where that is less, it is kept for ``shrink_delay``."""
+        if vcpus != self._vcpus.desired or memory != self._memory.desired:
+            grace_until = self._now() + self._config.shrink_delay
+            for aim, desired, kind, unit in (
+                (self._vcpus, vcpus, "vcpus", "vcpus"),
+                (self._memory, memory, "memory", "memoryBytes"),
+            ):
+                before = aim.desired
+                if aim.move(desired, grace_until) and before:  # else it is the first
+                    self._tell(f"{kind}.desired", **{unit: desired, "before": before})
             self._wake()
         self._settle()
 
     def try_again(self) -> None:
-        """An operation asks for vCPUs: do not wait out the pause after an earlier refusal."""
-        self._grow_from = 0.0
-        self._lets_stand = False
-        self._refusals = 0
+        """An operation asks for more: do not wait out the pause after an earlier refusal."""
+        self._vcpus.try_again()
+        self._memory.try_again()
         self._wake()
 
     def shrink_now(self) -> None:
         """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
-        self._grace.end()
-        self._lets_stand = False
-        self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
+        self._vcpus.shrink_now()
+        self._memory.shrink_now()
         self._wake()
 
-    async def until(self, goal: Goal, end: float, undo: Callable[[], None] | None, keeps: bool) -> bool:
-        """Wait for *goal* until the loop time *end*; whether it was reached.
+    async def until(
+        self,
+        goal: Goal,
+        end: float,
+        undo: Callable[[], None] | None,
+        keeps: bool,
+        needs: Collection[Resource] = BOTH,
+    ) -> bool:
+        """Wait for *goal* until the loop time *end*, to be satisfied as far as *needs* goes; whether it was reached.
 
         With *undo* this is an operation that grows the VM: a refusal fails it, and so does the end unless *keeps*
         (then the change stands and goes on). *undo* has been called, at that very moment, when it raises
         :class:`Problem`.
         """
-        if self.reached(goal):
+        if self.reached(goal, needs):
             return True
-        waiter = _Waiter(goal, self._loop.create_future(), undo)
+        waiter = _Waiter(goal, needs, self._loop.create_future(), undo)
         self._waiters[waiter] = None
         timer = self._loop.call_at(end, self._end_wait, waiter, keeps)
         try:
@@ -334,10 +420,11 @@ class Vm:
         self._know(known.vm)
         self._removed_any = known.removed_any
         self._keep_until = known.keep_until
-        self._pending = {
-            name: msgspec.structs.replace(removal, first=min(removal.first, now), last=min(removal.last, now))
-            for name, removal in known.removals.items()
-        }
+        for unit, removal in known.removals.items():
+            aim = self._memory if removal.size else self._vcpus
+            aim.pending[unit] = msgspec.structs.replace(
+                removal, first=min(removal.first, now), last=min(removal.last, now)
+            )
         self._lost = "not yet reached since the daemon was started"
         self._phase = Phase.RUNNING if self._held else Phase.UNREACHABLE
         first: asyncio.Future[None] = self._loop.create_future()
@@ -375,7 +462,8 @@ class Vm:
         self._plugged = NOTHING
         self._removed_any = False
         self._lost = None
-        self._pending = {}
+        self._memory_asked = None
+        self._vcpus.pending, self._memory.pending = {}, {}
         for kind in (Kind.UNREACHABLE, Kind.LOST, Kind.SURPLUS, Kind.GROW_FAILED, Kind.FOREIGN_CHANGE):
             self._conditions.only(kind, None)
 
@@ -415,7 +503,7 @@ class Vm:
         """
         self._conditions.only(Kind.FOREIGN_CHANGE, None)
         self.try_again()
-        if (problem := self.cannot_grow()) is not None and problem.code is not Code.NOT_SUPPORTED:
+        if (problem := self.cannot_grow()) is not None:
             raise problem
         self._stale = True
         self._heed.end()
@@ -491,13 +579,22 @@ class Vm:
         if self._machine is not None and (machine.identity, process) != (self._machine.identity, self._process):
             raise Unreachable("another VM answers at this socket")
         self._machine, self._process = machine, process
+        self._memory_asked = None
         self._phase = Phase.RUNNING
         self._tell_phase()
         self._conditions.only(Kind.UNREACHABLE, None)
-        self._log.info("attached", pid=machine.pid, vcpus=len(plugged.vcpus), max_vcpus=machine.max_vcpus)
+        self._log.info(
+            "attached",
+            pid=machine.pid,
+            vcpus=len(plugged.vcpus),
+            max_vcpus=machine.max_vcpus,
+            memory=plugged.memory,
+            memory_method=machine.memory.method.value,
+        )
         self._on_machine()
         if self._keep_until is not None:
-            self._grace.note(len(plugged.vcpus), self._desired, self._keep_until)
+            self._vcpus.grace.note(len(plugged.vcpus), self._vcpus.desired, self._keep_until)
+            self._memory.grace.note(plugged.memory, self._memory.desired, self._keep_until)
             self._keep_until = None
         self._observe(plugged)
 
@@ -514,30 +611,44 @@ class Vm:
                 await self._look(driver)
             else:
                 if self._at_rest:
-                    self._say_why(None)
+                    self._say_why(None, None)
                     await self._sleep(self._next_look())
                     continue
                 now = self._now()
                 situation = self._situation(now)
                 step = next_step(now, situation)
-                if isinstance(step, AddVcpus):
-                    await self._grow(driver, step.count)
-                elif isinstance(step, RemoveVcpus):
-                    await self._ask_to_leave(driver, step.ids)
-                else:
-                    self._say_why(surplus_reason(now, situation))
-                    await self._sleep(min((t for t in (step.until, self._next_look()) if t is not None), default=None))
+                match step:
+                    case AddVcpus(count=count):
+                        await self._grow(driver, count)
+                    case RemoveVcpus(ids=ids):
+                        await self._ask_to_leave(driver, ids)
+                    case GrowMemory(to=to):
+                        await self._grow_memory(driver, to)
+                    case ShrinkMemory():
+                        await self._shrink_memory(driver, step)
+                    case Look():
+                        await self._read(driver)
+                    case _:
+                        self._fresh = False
+                        self._say_why(surplus_reason(now, situation), situation.memory)
+                        times = (step.until, self._next_look())
+                        await self._sleep(min((time for time in times if time is not None), default=None))
 
     async def _look(self, driver: Hypervisor) -> None:
-        """Read back: something may have changed."""
+        """Something may have changed, as the hypervisor says."""
+        before = self._plugged
+        await self._read(driver)
+        self._heed.looked(self._now(), found=self._plugged != before)
+
+    async def _read(self, driver: Hypervisor) -> None:
+        """Read back."""
         self._stale = False
         if self._was_reset:
             self._was_reset = False
-            self._pending = {vcpu: removal.hurried() for vcpu, removal in self._pending.items()}
+            self._vcpus.hurry()
+            self._memory.hurry()
             self._log.info("the guest was reset")
-        before = self._plugged
         self._observe(await driver.read())
-        self._heed.looked(self._now(), found=self._plugged != before)
 
     def _next_look(self) -> float | None:
         """When to look at what may have changed, where that has to wait."""
@@ -545,6 +656,7 @@ class Vm:
 
     async def _grow(self, driver: Hypervisor, count: int) -> None:
         before = len(self._plugged.vcpus)
+        self._sending()
         try:
             plugged = await driver.add_vcpus(count)
         except Refused as error:
@@ -555,47 +667,110 @@ class Vm:
             refusal = None if came >= count else f"{count} vCPUs were accepted, and {came} are there"
         self._log.debug("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
         if refusal is None:
-            self._conditions.only(Kind.FOREIGN_CHANGE, None)  # of before; what this read-back shows is news
+            self._conditions.clear(Kind.FOREIGN_CHANGE, "vcpus")  # of before; what this read-back shows is news
+            self._vcpus.grown()
         self._observe(plugged)
-        if refusal is None:
-            self._refusals = 0
+        if refusal is not None:
+            self._refused(Resource.VCPUS, refusal)
+
+    async def _grow_memory(self, driver: Hypervisor, to: int) -> None:
+        self._sending()
+        try:
+            plugged = await driver.grow_memory(to)
+        except Refused as error:
+            plugged = await driver.read()
+            refusal: str | None = str(error)
         else:
-            self._refused(refusal)
+            comes = max(asked(plugged), plugged.memory)
+            refusal = None if comes >= to else f"{to} bytes of memory were accepted, and {comes} are to be there"
+        self._log.debug("memory asked for", to=to, memory=plugged.memory, refusal=refusal)
+        if refusal is None:
+            self._conditions.clear(Kind.FOREIGN_CHANGE, "memory")
+        self._memory_asked = asked(plugged)
+        self._observe(plugged)
+        if refusal is not None:
+            self._refused(Resource.MEMORY, refusal)
+        elif plugged.memory >= to:
+            self._memory.grown()
+        else:  # until it is asked again: a guest that got stuck needs it
+            if self._memory.failed() > 1:
+                text = f"the guest was asked for {to} bytes of memory and has taken {plugged.memory}; it is asked again"
+                self._conditions.only(Kind.GROW_FAILED, "guest-silent", text)
+            self._memory.pause(self._now())
 
     async def _ask_to_leave(self, driver: Hypervisor, ids: tuple[str, ...]) -> None:
-        now = self._now()
-        asked = {}
-        for vcpu in ids:
-            known = self._pending.get(vcpu)
-            asked[vcpu] = Removal(first=now, last=now) if known is None else known.again(now)
-        pending = {**self._pending, **asked}
-        removed_any, self._removed_any = self._removed_any, True
-        try:
-            self._keep(pending)  # before it is sent: a removal that nobody remembers would take a vCPU in use
-        except StateUnavailable as problem:
-            self._removed_any = removed_any
-            self._log.warning("a removal cannot be recorded, and is not sent", vcpus=ids, reason=problem.detail)
-            await self._sleep(now + REMEMBER_AGAIN)
+        if not await self._remember(Resource.VCPUS, dict.fromkeys(ids, 0)):
             return
-        self._pending = pending
-        if fresh := [vcpu for vcpu in ids if pending[vcpu].attempts == 1]:
-            self._tell("vcpus.removing", vcpus=fresh)
         self._log.debug("removing", vcpus=ids)
+        self._sending()
         try:
             await driver.start_removing_vcpus(ids)
         except Refused as error:
             for vcpu in ids:
                 self._told_no(vcpu, str(error))
 
-    def _say_why(self, reason: str | None) -> None:
-        """Nothing to do for now: say why what is surplus is still there."""
+    async def _shrink_memory(self, driver: Hypervisor, step: ShrinkMemory) -> None:
+        by_pieces = self._machine is not None and self._machine.memory.method is MemoryMethod.DIMM
+        if step.units and not await self._remember(Resource.MEMORY, step.units):
+            return
+        self._log.debug("shrinking memory", to=step.to, units=tuple(step.units))
+        self._sending()
+        try:
+            await driver.start_shrinking_memory(step.to, tuple(step.units) if by_pieces else ())
+        except Refused as error:
+            for unit in step.units:
+                self._told_no(unit, str(error))
+            return
+        if not by_pieces:  # as it reads from now on, until it is read
+            self._memory_asked = step.to
+            there = step.to == self._plugged.memory
+            self._plugged = msgspec.structs.replace(self._plugged, memory_asked=None if there else step.to)
+
+    def _sending(self) -> None:
+        """Something is asked of the hypervisor now: what was read is no longer fresh."""
+        self._sent_at = self._now()
+        self._fresh = False
+
+    async def _remember(self, resource: Resource, sizes: Mapping[str, int]) -> bool:
+        """Record that these are asked to leave, before it is sent: one that nobody remembers would take what is used.
+
+        *sizes* are their bytes, 0 for vCPUs. Where it cannot be recorded, nothing may be sent.
+        """
+        now = self._now()
+        aim, other = self._vcpus, self._memory
+        if resource is Resource.MEMORY:
+            aim, other = other, aim
+        pending = aim.pending_with(sizes, now)
+        removed_any, self._removed_any = self._removed_any, self._removed_any or resource is Resource.VCPUS
+        try:
+            self._keep(pending | other.pending)
+        except StateUnavailable as problem:
+            self._removed_any = removed_any
+            self._log.warning("a removal cannot be recorded, and is not sent", units=[*sizes], reason=problem.detail)
+            await self._sleep(now + REMEMBER_AGAIN)
+            return False
+        aim.pending = pending
+        if fresh := [unit for unit in sizes if pending[unit].attempts == 1]:
+            self._tell(f"{resource.value}.removing", **{_UNITS[resource]: fresh})
+        return True
+
+    def _say_why(self, reason: str | None, memory: MemorySituation | None) -> None:
+        """Nothing to do for now: say why what is surplus is still there, and what cannot be had."""
         if reason is None or reason == "grace":
             self._conditions.only(Kind.SURPLUS, None)
         else:
             numbers = (
-                f"{len(self._plugged.vcpus)} vCPUs plugged, {self._desired} desired, {len(self._pending)} being removed"
+                f"{len(self._plugged.vcpus)} vCPUs plugged, {self._vcpus.desired} desired, {self.pending} being removed"
             )
+            if memory is not None and memory.plugged.memory > memory.desired:
+                has, leaving = memory.plugged.memory, memory.leaving
+                numbers += f"; {has} bytes of memory plugged, {memory.desired} desired, {leaving} leaving"
             self._conditions.only(Kind.SURPLUS, reason, numbers)
+        if memory is not None and (exhausted := _memory_exhausted(memory)) is not None:
+            code, text = exhausted
+            self._fail_growers(lambda: Problem(code, text), Resource.MEMORY)
+            if self._memory.desired == memory.desired:
+                self._conditions.only(Kind.GROW_FAILED, code.text, text)
         if self.satisfied:
             self._conditions.only(Kind.GROW_FAILED, None)
         self._settle()
@@ -609,8 +784,8 @@ class Vm:
                 if self._stale:
                     return
                 self._stale = True
-            case RemovalRefused(id=vcpu, reason=reason):
-                if not self._told_no(vcpu, reason):
+            case RemovalRefused(id=unit, reason=reason):
+                if not self._told_no(unit, reason):
                     return
             case GuestReset():
                 if self._stale and self._was_reset:
@@ -620,65 +795,116 @@ class Vm:
                 self._lost = reason
         self._wake()
 
-    def _told_no(self, vcpu: str, reason: str) -> bool:
+    def _told_no(self, unit: str, reason: str) -> bool:
         """Whether that is news: the first no to this attempt."""
-        removal = self._pending.get(vcpu)
-        news = removal is not None and removal.refused_attempt < removal.attempts
-        if removal is not None and news:
+        for aim, resource, name in ((self._vcpus, Resource.VCPUS, "vcpu"), (self._memory, Resource.MEMORY, "unit")):
+            removal = aim.pending.get(unit)
+            if removal is None or removal.refused_attempt == removal.attempts:
+                continue
             if removal.refusal is None:  # it may go on saying no for hours
-                self._tell("vcpus.refused", vcpu=vcpu, reason=reason)
-            self._pending[vcpu] = removal.told_no(reason)
-            self._log.info("removal refused", vcpu=vcpu, reason=reason)
-        return news
+                self._tell(f"{resource.value}.refused", reason=reason, **{name: unit})
+            aim.pending[unit] = removal.told_no(reason)
+            self._log.info("removal refused", unit=unit, reason=reason)
+            return True
+        return False
 
     def _observe(self, plugged: Plugged) -> None:
-        """What the VM has now. Removals whose vCPU is gone are proved, and only those are struck out."""
+        """What the VM has now. Removals whose vCPU or memory is gone are proved, and only those are struck out."""
         before, self._plugged = self._plugged, plugged
+        self._read_at = self._now()
+        self._fresh = True
         ids = {vcpu.id for vcpu in plugged.vcpus}
         if before is not NOTHING:
             self._look_for_foreign_changes(before, plugged, ids)
-        if gone := [vcpu for vcpu in self._pending if vcpu not in ids]:
-            for vcpu in gone:
-                del self._pending[vcpu]
+            if self._drives_memory:
+                self._look_for_foreign_memory(before, plugged)
+        self._memory_asked = asked(plugged)
+        gone = [vcpu for vcpu in self._vcpus.pending if vcpu not in ids]
+        memory_gone = self._memory_gone(plugged) if self._memory.pending else []
+        if gone or memory_gone:
+            self._vcpus.strike_out(gone)
+            self._memory.strike_out(memory_gone)
             try:
-                self._keep(self._pending)
+                self._keep(self._vcpus.pending | self._memory.pending)
             except StateUnavailable as problem:  # a restart finds them gone as well
                 self._log.warning("that removals have ended is not recorded", reason=problem.detail)
-            self._tell("vcpus.removed", vcpus=gone, plugged=len(ids))
-            self._log.debug("removed", vcpus=gone, left=len(ids))
-        if before is not NOTHING and (added := len(ids) - len(before.vcpus) + len(gone)) > 0:
-            self._tell("vcpus.plugged", added=added, plugged=len(ids))
+            self._log.debug("removed", units=gone + memory_gone, vcpus=len(ids), memory=plugged.memory)
+        if before is not NOTHING:
+            self._tell_changes(before, plugged, gone, memory_gone)
+        if before.memory_asked is not None and plugged.memory_asked is None:
+            self._memory.grown()
         for read in self._read_waiters:
             if not read.done():
                 read.set_result(None)
         self._read_waiters.clear()
         self._settle()
 
+    def _tell_changes(self, before: Plugged, after: Plugged, gone: list[str], memory_gone: list[str]) -> None:
+        plugged = len(after.vcpus)
+        if gone:
+            self._tell("vcpus.removed", vcpus=gone, plugged=plugged)
+        if (added := plugged - len(before.vcpus) + len(gone)) > 0:
+            self._tell("vcpus.plugged", added=added, plugged=plugged)
+        if memory_gone:
+            self._tell("memory.removed", units=memory_gone, plugged=after.memory)
+        if after.memory > before.memory:
+            self._tell("memory.plugged", added=after.memory - before.memory, plugged=after.memory)
+
+    def _memory_gone(self, plugged: Plugged) -> list[str]:
+        """The removals of memory that have ended: the DIMM is gone, or the guest has come to what it was asked for."""
+        there = {dimm.id for dimm in plugged.dimms}
+        whole = self._memory.pending.get(memory_step.WHOLE)
+        refused = whole is not None and whole.attempts == whole.refused_attempt  # nothing was asked for, so far
+        if plugged.memory > (self._memory.desired if refused else asked(plugged)):
+            there.add(memory_step.WHOLE)
+        return [unit for unit in self._memory.pending if unit not in there]
+
     def _look_for_foreign_changes(self, before: Plugged, after: Plugged, ids: set[str]) -> None:
         """What came that is not ours, or went without being asked, is somebody else's doing: taken as it is."""
         known = {vcpu.id for vcpu in before.vcpus}
         came = [vcpu.id for vcpu in after.vcpus if not vcpu.ours and vcpu.id not in known]
-        went = [vcpu for vcpu in known if vcpu not in ids and vcpu not in self._pending]
+        went = [vcpu for vcpu in known if vcpu not in ids and vcpu not in self._vcpus.pending]
         if came or went:
             message = f"changed by somebody else: {len(before.vcpus)} vCPUs before, {len(after.vcpus)} now"
-            self._conditions.only(Kind.FOREIGN_CHANGE, "vcpus", message)
+            self._conditions.hold(Kind.FOREIGN_CHANGE, "vcpus", message)
             self._log.warning("foreign change", came=came, went=went)
         # No fight until the next operation or reconcile: what they took is not replaced, and ours do not go for theirs.
         if went:
-            self._grow_from = inf
+            self._vcpus.grow_from = inf
         if came:
-            self._lets_stand = True
+            self._vcpus.lets_stand = True
 
-    def _refused(self, refusal: str) -> None:
-        """A step was refused: every operation that still waits for more than what is plugged fails."""
-        if self.satisfied:
+    def _look_for_foreign_memory(self, before: Plugged, after: Plugged) -> None:
+        """The same for memory: DIMMs that came or went, or another size than we last asked for."""
+        if after.dimms == before.dimms and asked(after) == self._memory_asked:
             return
-        self._refusals += 1
-        if self._refusals == 1:  # of a series that nobody asked to begin anew
-            self._tell("vcpus.refused", desired=self._desired, plugged=len(self._plugged.vcpus), reason=refusal)
-        self._fail_growers(lambda: Problem(Code.HYPERVISOR_REFUSED, f"the hypervisor refused: {refusal}"))
-        if not self.satisfied:
-            self._grow_from = self._now() + pause(self._refusals)
+        known = {dimm.id for dimm in before.dimms}
+        present = {dimm.id for dimm in after.dimms}
+        came = [dimm.id for dimm in after.dimms if not dimm.ours and dimm.id not in known]
+        went = [dimm for dimm in known if dimm not in present and dimm not in self._memory.pending]
+        by_pieces = self._machine is not None and self._machine.memory.method is MemoryMethod.DIMM
+        other_size = not by_pieces and self._memory_asked not in (None, asked(after))
+        if came or went or other_size:
+            message = f"changed by somebody else: {before.memory} bytes of memory before, {asked(after)} now"
+            self._conditions.hold(Kind.FOREIGN_CHANGE, "memory", message)
+            self._log.warning("foreign change", came=came, went=went, memory=asked(after))
+        if went or other_size:
+            self._memory.grow_from = inf
+        if came or other_size:
+            self._memory.lets_stand = True
+
+    def _refused(self, resource: Resource, refusal: str) -> None:
+        """A step was refused: every operation that still waits for more of that than what is plugged fails."""
+        if self.reached(Goal.SATISFIED, (resource,)):
+            return
+        of_memory = resource is Resource.MEMORY
+        aim = self._memory if of_memory else self._vcpus
+        if aim.failed() == 1:  # of a series that nobody asked to begin anew
+            plugged = self._plugged.memory if of_memory else len(self._plugged.vcpus)
+            self._tell(f"{resource.value}.refused", desired=aim.desired, plugged=plugged, reason=refusal)
+        self._fail_growers(lambda: Problem(Code.HYPERVISOR_REFUSED, f"the hypervisor refused: {refusal}"), resource)
+        if not self.reached(Goal.SATISFIED, (resource,)):
+            aim.pause(self._now())
             self._conditions.only(Kind.GROW_FAILED, "refused", refusal)
 
     def _unreachable(self, error: HypervisorError) -> None:
@@ -715,17 +941,18 @@ class Vm:
         elif self._unsatisfied_since is None:
             self._unsatisfied_since = self._now()
         for waiter in self._waiters:
-            if not waiter.future.done() and self.reached(waiter.goal):
+            if not waiter.future.done() and self.reached(waiter.goal, waiter.needs):
                 waiter.future.set_result(True)
                 self._told = True
 
-    def _fail_growers(self, problem: Callable[[], Problem]) -> None:
-        """Each undoes its own record only, here and now: before the loop takes its next step.
+    def _fail_growers(self, problem: Callable[[], Problem], of: Resource | None = None) -> None:
+        """Those who wait for that resource, or all. Each undoes its own record only, here and now: before the loop
+        takes its next step.
 
         The youngest first: what it gives up may be all that an older one lacked.
         """
         for waiter in reversed(tuple(self._waiters)):
-            if waiter.undo is not None and not waiter.future.done():
+            if waiter.undo is not None and not waiter.future.done() and (of is None or of in waiter.needs):
                 waiter.fail(problem())
 
     def _end_wait(self, waiter: _Waiter, keeps: bool) -> None:
@@ -734,37 +961,76 @@ class Vm:
         if waiter.undo is None or keeps:
             waiter.future.set_result(False)
             return
-        lacking = self._desired - self.effective
-        free = (self._machine.max_vcpus if self._machine else 0) - len(self._plugged.vcpus)
-        if self._pending and free < lacking:
-            age = self._now() - min(removal.first for removal in self._pending.values())
-            problem = Problem(
+        waiter.fail(self._too_late(waiter.needs))
+
+    def _too_late(self, needs: Collection[Resource]) -> Problem:
+        """Why what is in *needs* was not reached by a deadline: that of the vCPUs, where they are lacking too."""
+        vcpus, memory = self._vcpus, self._memory
+        lacking = vcpus.desired - self.effective if Resource.VCPUS in needs else 0
+        if lacking > 0:
+            free = (self._machine.max_vcpus if self._machine else 0) - len(self._plugged.vcpus)
+            blocked = free < lacking or self._one_resize
+            what, reached = f"{lacking} more vCPUs need", f"{self.effective} of {vcpus.desired} vCPUs"
+            holders = vcpus.pending if blocked else {}
+        else:
+            situation = self._memory_situation(self._now())
+            blocked = memory_step.obstacle(situation) is Obstacle.REMOVAL
+            what = f"{memory.desired - situation.stays} more bytes of memory need"
+            reached = f"{situation.stays} of {memory.desired} bytes of memory"
+            holders = vcpus.pending if self._one_resize and vcpus.pending else memory.pending if blocked else {}
+        if holders:
+            age = self._now() - min(removal.first for removal in holders.values())
+            return Problem(
                 Code.SHRINK_PENDING,
-                f"{lacking} more vCPUs need the slots of {len(self._pending)} whose removal the guest has not finished "
-                f"for {age:.1f} s: repeat later",
+                f"{what} the slots of {len(holders)} whose removal the guest has not finished for {age:.1f} s: "
+                "repeat later",
                 retry_after=1,
             )
-        else:
-            problem = Problem(
-                Code.HYPERVISOR_TIMEOUT,
-                f"{self.effective} of {self._desired} vCPUs by the deadline; the table is as before: repeat, or allow "
-                "a longer deadline",
-            )
-        waiter.fail(problem)
+        return Problem(
+            Code.HYPERVISOR_TIMEOUT,
+            f"{reached} by the deadline; the table is as before: repeat, or allow a longer deadline",
+        )
 
     def _situation(self, now: float) -> Situation:
+        aim, machine = self._vcpus, self._machine
         return Situation(
-            desired=self._desired,
+            desired=aim.desired,
             plugged=self._plugged,
-            max_vcpus=self._machine.max_vcpus if self._machine is not None else 0,
-            pending=self._pending,
-            keep=len(self._plugged.vcpus) if self._lets_stand else self._grace.highest(now),
-            keep_until=inf if self._lets_stand else self._grace.ends(),
-            grow_from=self._grow_from,
+            max_vcpus=machine.max_vcpus if machine is not None else 0,
+            pending=aim.pending,
+            keep=aim.keep(now, len(self._plugged.vcpus)),
+            keep_until=aim.keep_until,
+            grow_from=aim.grow_from,
             removable=self._removable(),
             growable=self._growable(),
-            one_by_one=self._machine is not None and self._machine.accelerator is Accelerator.TCG,
+            one_by_one=machine is not None and machine.accelerator is Accelerator.TCG,
+            one_resize=self._one_resize,
+            tells_changes=machine is None or machine.tells_changes,
+            fresh=self._fresh,
+            sent_at=self._sent_at,
+            read_at=self._read_at,
+            memory=self._memory_situation(now) if self._drives_memory else None,
         )
+
+    def _memory_situation(self, now: float) -> MemorySituation:
+        aim = self._memory
+        machine = self._machine
+        able = machine.memory if machine is not None else FIXED_MEMORY
+        return MemorySituation(
+            desired=aim.desired,
+            plugged=self._plugged,
+            method=able.method,
+            granularity=self.memory_granularity,
+            maximum=able.maximum,
+            pending=aim.pending,
+            keep=aim.keep(now, max(asked(self._plugged), self._plugged.memory)),
+            keep_until=aim.keep_until,
+            grow_from=aim.grow_from,
+        )
+
+    @property
+    def _one_resize(self) -> bool:
+        return self._machine is not None and self._machine.one_resize
 
     def _removable(self) -> bool:
         machine = self._machine

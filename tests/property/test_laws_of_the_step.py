@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypervisors.base import Plugged, Vcpu
-from kata_resmgr.step import AddVcpus, Grace, Idle, Removal, RemoveVcpus, Situation, next_step, pause, surplus_reason
+from kata_resmgr.aim import Grace
+from kata_resmgr.removal import Removal, pause
+from kata_resmgr.step import AddVcpus, Idle, RemoveVcpus, Situation, next_step, surplus_reason
 
 BOOT, MAXIMUM, DELAY = 2, 6, 5.0
 
@@ -106,6 +108,7 @@ class _Vm:
             if isinstance(step, AddVcpus):
                 self._add(step.count)
             else:
+                assert isinstance(step, RemoveVcpus)
                 self._ask_to_leave(step)
         raise AssertionError("it does not come to rest")
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypervisors.base import Accelerator, Machine, MemoryHotplug, MemoryMethod
 from kata_resmgr.note import Note
 from kata_resmgr.process import Process
+from kata_resmgr.removal import Removal
 from kata_resmgr.sizing import BootSize
 from kata_resmgr.sqlite_store import SqliteStore
-from kata_resmgr.step import Removal
 from kata_resmgr.store import Attachment, Changes, Kept, KnownVm, MemoryStore, SandboxRecord, Store
 from tests.property.strategies import NAMES, RESOURCES, configs
 

@@ -236,8 +236,6 @@ def test_a_size_that_is_declared_only_now_takes_the_place_of_the_default() -> No
         # base max: default_memory is not added
         (None, [2048 * MIB], {"base": Base.MAX}, 2048),
         (None, [2049 * MIB], {"base": Base.MAX}, 2048 + 128),
-        # Above the maximum: the caller refuses
-        (None, [15000 * MIB], {}, 2048 + 15104),
     ],
 )
 def test_memory_beyond_boot_comes_in_steps(
@@ -246,6 +244,18 @@ def test_memory_beyond_boot_comes_in_steps(
     size = Declared(memory=None if declared is None else declared * MIB)
     target = _target(*(resources(limit=limit) for limit in limits), declared=size, **config)
     assert target.memory == memory * MIB
+
+
+def test_memory_above_the_maximum_is_cut_and_the_rest_told() -> None:
+    target = _target(resources(limit=15000 * MIB))
+    assert (target.memory, target.memory_excess) == (16384 * MIB, (2048 + 15104 - 16384) * MIB)
+    assert target.memory_asked == (2048 + 15104) * MIB
+
+
+def test_a_cut_is_a_whole_number_of_steps_above_boot() -> None:
+    boot = replace(_boot(), max_memory=(2048 + 200) * MIB)
+    target = sizing.target(sandbox_config(), boot, NONE, table(resources(limit=200 * MIB)).sums())
+    assert (target.memory, target.memory_asked) == ((2048 + 128) * MIB, (2048 + 256) * MIB)
 
 
 def test_huge_pages_are_memory() -> None:

@@ -20,9 +20,9 @@ import pytest
 from hypervisors.base import Accelerator, Machine
 from kata_resmgr import sqlite_store
 from kata_resmgr.process import Process
+from kata_resmgr.removal import Removal
 from kata_resmgr.sqlite_store import SqliteStore
 from kata_resmgr.state_lock import StateError
-from kata_resmgr.step import Removal
 from kata_resmgr.store import Attachment, Kept, KnownVm, SandboxRecord, StateUnavailable
 from tests.sandbox.rig import cpus, make_plan
 

@@ -8,17 +8,17 @@ from itertools import pairwise
 import pytest
 
 from hypervisors.base import Plugged, Vcpu
+from kata_resmgr.aim import Grace
+from kata_resmgr.removal import Removal, pause
 from kata_resmgr.step import (
     AddVcpus,
-    Grace,
     Idle,
-    Removal,
     RemoveVcpus,
     Situation,
+    Step,
     effective,
     leavable,
     next_step,
-    pause,
     surplus_reason,
 )
 
@@ -93,7 +93,7 @@ def _situation(
         (_situation(desired=2, growable=False), Idle(None)),
     ],
 )
-def test_growing(situation: Situation, step: AddVcpus | RemoveVcpus | Idle) -> None:
+def test_growing(situation: Situation, step: Step) -> None:
     assert next_step(NOW, situation) == step
 
 
@@ -130,7 +130,7 @@ def test_growing(situation: Situation, step: AddVcpus | RemoveVcpus | Idle) -> N
         (_situation(desired=1, ours=3, removable=False, keep=4, keep_until=NOW + 5), Idle(None)),
     ],
 )
-def test_shrinking(situation: Situation, step: AddVcpus | RemoveVcpus | Idle) -> None:
+def test_shrinking(situation: Situation, step: Step) -> None:
     assert next_step(NOW, situation) == step
 
 
