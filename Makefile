@@ -26,6 +26,9 @@ test: venv
 	@$(VENV)/bin/python -m kata_resmgr.guest
 	@$(VENV)/bin/python -m pytest
 
+test-system: venv
+	@$(VENV)/bin/python -m pytest -m system tests/system
+
 lint: venv
 	@$(VENV)/bin/ruff check --quiet
 	@$(VENV)/bin/ruff format --check --quiet

@@ -108,6 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"qemu(name): runs with that QEMU, one of {', '.join(_QEMUS)}")
     config.addinivalue_line("markers", "every_qemu: runs once with each of them; needs the qemu fixture")
     config.addinivalue_line("markers", "tcg: needs real QEMU under TCG, which runs anywhere")
+    config.addinivalue_line("markers", "system: in a Debian of its own under systemd (make test-system)")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -303,7 +303,7 @@ class LinuxGuest(Guest):
 
         A reset or a panic ends QEMU, unless the guest *reboots*.
         """
-        image = build.linux()
+        image = self.image()
         self.release = image.release
         self._up = False
         super().__init__(
@@ -320,9 +320,14 @@ class LinuxGuest(Guest):
         )  # fmt: skip
 
     @classmethod
+    def image(cls, say: Say = silent) -> build.LinuxImage:
+        """What it boots. Raises :class:`GuestError` where that cannot be built."""
+        return build.linux(say)
+
+    @classmethod
     def prepare(cls, say: Say = silent) -> None:
         super().prepare(say)
-        build.linux(say)
+        cls.image(say)
 
     def ready(self, seconds: float = 60.0) -> None:
         """Wait until user land watches for hot-plug: once for its start, and once more for each reset."""
