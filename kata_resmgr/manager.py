@@ -105,7 +105,11 @@ class ResourceManager:
                 raise Problem(Code.TOO_MANY, f"there are {SANDBOXES_MAX} sandboxes, the most: delete some first")
             plan = self._plan(sandbox_id, spec, None)
             tell = Teller(self.events, sandbox_id)
-            sandbox = Sandbox(sandbox_id, plan, self._store, tell, expire=partial(self._expire, sandbox_id))
+            try:
+                sandbox = Sandbox(sandbox_id, plan, self._store, tell, expire=partial(self._expire, sandbox_id))
+            except Problem:
+                self._remove_directory(sandbox_id)
+                raise
             self._sandboxes[sandbox_id] = sandbox
             return Outcome(sandbox.state(), created=True)
         if spec != self._spec_of(present, spec):
@@ -133,10 +137,9 @@ class ResourceManager:
 
         def forgotten() -> None:
             del self._sandboxes[sandbox_id]
+            self._remove_directory(sandbox_id)  # now: a next one of that name makes it anew
 
         await sandbox.forget(forgotten)
-        with contextlib.suppress(OSError):  # not ours, or the VM's socket is still in it
-            self.settings.daemon.vm_directory(sandbox_id).rmdir()
 
     async def metrics_text(self) -> bytes:
         """The answer to a scrape by Prometheus."""
@@ -302,6 +305,10 @@ class ResourceManager:
         paths.must_be_directory(directory)
         paths.under_roots(str(directory / vmm.MONITOR), self._roots())
         return directory
+
+    def _remove_directory(self, sandbox_id: str) -> None:
+        with contextlib.suppress(OSError):  # none of ours, or the VM's socket is still in it
+            self.settings.daemon.vm_directory(sandbox_id).rmdir()
 
     def _roots(self) -> tuple[Path, ...]:
         return (*self.settings.daemon.vm_roots, self.settings.daemon.socket.parent)

@@ -243,7 +243,8 @@ class Sandbox:
         """Let go of the VM, which runs on."""
         async with self._life_cycle:
             self._must_be_known()
-            self._save(self._without_vm())
+            if (record := self._without_vm()) != self._kept:
+                self._save(record)
             await self._drop_vm()
 
     async def forget(self, forgotten: Callable[[], None] = _never) -> None:
@@ -266,6 +267,7 @@ class Sandbox:
         """No more calls to the hypervisor, from when this returns."""
         self._must_be_known()
         await self._vm.hold(self._end(Patience()))
+        self._must_be_known()
         if not self._kept.held:
             try:
                 self._save(replace(self._kept, held=True))

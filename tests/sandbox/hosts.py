@@ -95,6 +95,18 @@ class Machines:
         self._sockets.append(listener)
         self.vms[monitor] = vm
 
+    def has_directory(self, name: str) -> bool:
+        """Whether there is a directory of the daemon's own for the sandbox."""
+        return (self.directory / "vm" / name).exists()
+
+    def unlisten(self) -> None:
+        """No VM runs any more."""
+        for listener in self._sockets:
+            Path(listener.getsockname()).unlink(missing_ok=True)
+            listener.close()
+        self._sockets.clear()
+        self.vms.clear()
+
     def table(self, name: str) -> dict[str, Any]:
         """What each container has."""
         containers = self.manager.containers(name)
@@ -108,8 +120,7 @@ class Machines:
 
     async def close(self) -> None:
         await self.manager.close()
-        for listener in self._sockets:
-            listener.close()
+        self.unlisten()
 
 
 @asynccontextmanager

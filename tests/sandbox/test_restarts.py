@@ -440,3 +440,53 @@ async def test_a_hung_vm_holds_the_start_up_for_a_second_at_most(short_tmp: Path
         hung.resume()
         await asyncio.sleep(1)
         assert host.manager.sandbox("s0").phase == "running"
+
+
+# What cannot be written
+
+
+@virtual
+async def test_a_sandbox_that_cannot_be_kept_is_not_there(short_tmp: Path) -> None:
+    async with machines(short_tmp) as host:
+        host.store.lives = 0
+        with pytest.raises(StateUnavailable):
+            await host.manager.put_sandbox("s1", SandboxSpec("qemu"))
+        assert (host.manager.sandboxes(), host.has_directory("s1")) == ([], False)
+        host.store.lives = None
+        await host.boot("s1")
+        host.store.lives = 0
+        for refused in (host.manager.delete_sandbox("s1"), host.manager.detach("s1")):
+            with pytest.raises(StateUnavailable):
+                await refused
+        assert host.manager.sandbox("s1").phase == "running"
+
+
+@virtual
+async def test_a_grow_that_can_only_be_begun_is_undone_everywhere(short_tmp: Path) -> None:
+    async with machines(short_tmp) as host:
+        vm = await host.boot("s1")
+        host.store.lives = 0
+        with pytest.raises(StateUnavailable):
+            await put(host, "a", 2)
+        assert (vm.called("add_vcpus"), host.table("s1")) == ([], {})
+        host.store.lives = 1  # its beginning can be written, its end cannot
+        with pytest.raises(StateUnavailable):
+            await put(host, "a", 2)
+        assert (host.table("s1"), sizes(host)) == ({}, (1, 3, 0))
+        host.store.lives = None
+        await asyncio.sleep(6)
+        assert sizes(host) == (1, 1, 0)
+
+
+@virtual
+async def test_deleted_in_the_middle_of_a_hold_it_does_not_come_back(short_tmp: Path) -> None:
+    async with machines(short_tmp) as host:
+        for turns in range(8):
+            await host.boot("s1")
+            holding = asyncio.ensure_future(host.manager.hold("s1"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.gather(holding, host.manager.delete_sandbox("s1"), return_exceptions=True)
+            await host.restart()
+            assert host.manager.sandboxes() == [], turns
+            host.unlisten()
