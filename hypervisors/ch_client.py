@@ -26,7 +26,7 @@ from requests_unixsocket import Session
 from requests_unixsocket.adapters import UnixAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 from urllib3.exceptions import HTTPError
 
-from hypervisors import ch_types
+from hypervisors import ch_types, vmm_socket
 from hypervisors.base import Busy, HypervisorError, Refused, TimedOut, Unreachable
 from hypervisors.ch_types import (
     Counters,
@@ -171,7 +171,7 @@ class _Connection(UnixHTTPConnection):  # type: ignore[misc]  # the library has 
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(self.timeout)
-            connection.connect(unquote(urlsplit(self.unix_socket_url).netloc))
+            vmm_socket.connect(connection, unquote(urlsplit(self.unix_socket_url).netloc))
             self.told(connection)
         except BaseException:
             connection.close()

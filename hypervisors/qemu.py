@@ -43,7 +43,7 @@ from qemu.qmp.message import DeserializationError
 from qemu.qmp.models import ErrorResponse
 from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
-from hypervisors import qemu_memory
+from hypervisors import qemu_memory, vmm_socket
 from hypervisors.base import (
     Accelerator,
     Busy,
@@ -829,11 +829,11 @@ def _connected_socket(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        connection.connect(path)
+        vmm_socket.connect(connection, path)
     except BlockingIOError:
         connection.close()
         raise Busy(f"{path}: others are already waiting for this monitor") from None
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+    except OSError as error:
         connection.close()
         raise Unreachable(f"{path}: {_cut(error)}") from None
     return connection

@@ -23,7 +23,7 @@ from kata_resmgr.metrics import MeasuredHypervisor, Metrics
 from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sandbox import Outcome, Patience, Plan, Sandbox
-from kata_resmgr.store import Attachment, Kept, Store
+from kata_resmgr.store import Attachment, Kept, KnownVm, Store
 from kata_resmgr.vm import Goal
 
 SANDBOXES_MAX = 10_000
@@ -106,7 +106,14 @@ class ResourceManager:
             plan = self._plan(sandbox_id, spec, None)
             tell = Teller(self.events, sandbox_id)
             try:
-                sandbox = Sandbox(sandbox_id, plan, self._store, tell, expire=partial(self._expire, sandbox_id))
+                sandbox = Sandbox(
+                    sandbox_id,
+                    plan,
+                    self._store,
+                    tell,
+                    expire=partial(self._expire, sandbox_id),
+                    claim=partial(self._claim, sandbox_id),
+                )
             except Problem:
                 self._remove_directory(sandbox_id)
                 raise
@@ -166,15 +173,29 @@ class ResourceManager:
         if named is None:
             what = "a Cloud Hypervisor is reached by its API socket: give the path of its --api-socket"
             raise Problem(Code.INVALID_BODY, f"/socket: {what}", at=(At("/socket", what),))
-        path = paths.under_roots(named, self._roots())
-        paths.must_be_socket(path)
+        path = paths.socket_under_roots(named, self._roots())
+        found = paths.must_be_socket(path)
         for other in self._sandboxes.values():
-            if other is not sandbox and other.socket == str(path):
+            if other is not sandbox and other.socket is not None and paths.is_same_socket(Path(other.socket), found):
                 raise Problem(Code.CONFLICT, f'"{path}" belongs to sandbox "{other.id}": one VM, one sandbox')
         plan = sandbox.plan
         return await sandbox.attach(
             Attachment(str(path), pid, memory_block), lambda: self._open_driver(plan, str(path))
         )
+
+    def _claim(self, sandbox_id: str, vm: KnownVm) -> None:
+        """One VM, one sandbox: a second monitor of a VM is another socket, with the same process behind it."""
+        if vm.process is None:
+            return
+        for other in self._sandboxes.values():
+            known = other.vm
+            if known is None or known.process != vm.process or other.id == sandbox_id:
+                continue
+            if known.machine.identity == vm.machine.identity:
+                raise Problem(
+                    Code.CONFLICT,
+                    f'the VM of process {vm.process.pid} belongs to sandbox "{other.id}": one VM, one sandbox',
+                )
 
     async def detach(self, sandbox_id: str) -> None:
         await self._get(sandbox_id).detach()
@@ -289,13 +310,14 @@ class ResourceManager:
             vmm=vmm.given(record.config, record.boot, record.monitor),
         )
         tell = Teller(self.events, record.id)
-        return Sandbox(record.id, plan, self._store, tell, kept, partial(self._expire, record.id))
+        expire, claim = partial(self._expire, record.id), partial(self._claim, record.id)
+        return Sandbox(record.id, plan, self._store, tell, kept, expire, claim)
 
     def _directory(self, sandbox_id: str, named: str | None) -> Path:
         """Where the monitor's socket shall be: the caller's directory, or one made here."""
         if named is None:
             own = self.settings.daemon.vm_directory(sandbox_id)
-            paths.under_roots(str(own / vmm.MONITOR), [own.parent])
+            paths.socket_under_roots(str(own / vmm.MONITOR), [own.parent])
             try:
                 own.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
@@ -303,7 +325,7 @@ class ResourceManager:
             return own
         directory = paths.under_roots(named, self._roots())
         paths.must_be_directory(directory)
-        paths.under_roots(str(directory / vmm.MONITOR), self._roots())
+        paths.socket_under_roots(str(directory / vmm.MONITOR), self._roots())
         return directory
 
     def _remove_directory(self, sandbox_id: str) -> None:

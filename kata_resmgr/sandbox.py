@@ -77,6 +77,10 @@ def _never() -> None:
     """Nobody to tell."""
 
 
+def _anybody(_: KnownVm) -> None:
+    """No VM is somebody else's."""
+
+
 class Sandbox:
     """One sandbox. All methods belong to the event loop's thread and raise :class:`Problem`."""
 
@@ -88,8 +92,12 @@ class Sandbox:
         tell: Teller,
         kept: Kept | None = None,
         expire: Callable[[], None] = _never,
+        claim: Callable[[KnownVm], None] = _anybody,
     ) -> None:
-        """A new one, or as it was *kept*. *expire* is called when its VM has been lost for :data:`LOST_KEPT`."""
+        """A new one, or as it was *kept*. *expire* is called when its VM has been lost for :data:`LOST_KEPT`.
+
+        *claim* raises :class:`Problem` where a VM, just reached, is another sandbox's.
+        """
         self.id = sandbox_id
         self._tell = tell
         self._store = store
@@ -99,6 +107,7 @@ class Sandbox:
         self._generation = 0
         self._forgotten = False
         self._expire = expire
+        self._claim = claim
         self._expiry: asyncio.TimerHandle | None = None
         if kept is None:
             self._register(plan, {})
@@ -117,6 +126,11 @@ class Sandbox:
         """Where the attached VM is."""
         attachment = self._kept.attachment
         return None if attachment is None else attachment.socket
+
+    @property
+    def vm(self) -> KnownVm | None:
+        """The VM that is attached, also while it cannot be reached."""
+        return self._kept.vm
 
     @property
     def phase(self) -> Phase:
@@ -538,6 +552,8 @@ class Sandbox:
             raise Problem(
                 Code.CONFLICT, f"pid {attachment.pid} was given, pid {machine.pid} answers: name the VMM's own"
             )
+        vm = KnownVm(machine, self._vm.process)
+        self._claim(vm)
         boot = self._plan.boot
         if not boot.static and not machine.vcpu_hotplug:
             boot = replace(boot, static=True, max_vcpus=boot.vcpus)
@@ -545,7 +561,7 @@ class Sandbox:
         elif not boot.static:
             boot = replace(boot, max_vcpus=min(boot.max_vcpus, machine.max_vcpus))
         boot = sizing.fit_memory(boot, machine.memory, attachment.memory_block)
-        record = replace(self._kept, ever_attached=True, fitted=boot, vm=KnownVm(machine, self._vm.process))
+        record = replace(self._kept, ever_attached=True, fitted=boot, vm=vm)
         if record != self._kept:
             self._save(record)
         self._vm.memory_granularity = boot.granularity

@@ -10,7 +10,10 @@ _TRAILER = "TRAILER!!!"
 
 @dataclass(slots=True)
 class Archive:
-    """Collects entries; :meth:`content` is what the kernel unpacks. Where nothing else is said they belong to root and have no date."""
+    """Collects entries; :meth:`content` is what the kernel unpacks.
+
+    Where nothing else is said they belong to root and have no date.
+    """
 
     _parts: list[bytes] = field(default_factory=list)
     _entries: int = 0

@@ -18,7 +18,9 @@ SECONDS = 120.0
 """For one command in the VM, in which Python takes seconds to start."""
 
 _FRESH = """
-systemctl stop kata-resmgr.service kata-resmgr.socket 'vmm-*.service'
+systemctl stop kata-resmgr.socket
+systemctl kill --signal=KILL kata-resmgr.service 'vmm-*.service' 2>/dev/null
+systemctl stop kata-resmgr.service 'vmm-*.service'
 rm -rf /run/kata-resmgr /run/vc /etc/kata-resmgr /run/systemd/system/kata-resmgr.service.d
 systemctl reset-failed
 systemctl daemon-reload
@@ -46,6 +48,10 @@ class Host:
         told = self.run(f"systemctl show kata-resmgr.service --property={','.join(names)}")
         values = dict(line.split("=", 1) for line in told.splitlines())
         return tuple(values[name] for name in names)
+
+    def send(self, signal: str) -> None:
+        """Send the main process *signal*."""
+        self.run(f"systemctl kill --kill-who=main --signal={signal} kata-resmgr")
 
     def until(self, condition: str) -> None:
         """Look again and again until the shell finds *condition* true."""

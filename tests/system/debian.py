@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hypervisors.base import Accelerator
-from kata_resmgr.guest import GuestError, build, packages
+from kata_resmgr.guest import build
 from kata_resmgr.guest.cpio import Archive
 from kata_resmgr.guest.machine import LinuxGuest
 from kata_resmgr.guest.packages import Need, Say, run, silent
@@ -88,10 +88,9 @@ def _root(python: str, say: Say) -> Path:
         path for path in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")) if _used(path)
     ]
     recipe = repr((_PACKAGES, python, _LEFT_OUT, [path.read_text() for path in sources])).encode()
-    make = build.cached(
-        "debian", recipe, [_MMDEBSTRAP], lambda into: _bootstrap(into, [*_PACKAGES, python], sources), say
-    )
-    return make / _ROOT
+    wanted = [*_PACKAGES, python]
+    name = build.key("debian", recipe)
+    return build.cached(name, [_MMDEBSTRAP], lambda into: _bootstrap(into, wanted, sources), say) / _ROOT
 
 
 def _used(source: Path) -> bool:
@@ -137,6 +136,6 @@ def _on_top(installed: Path) -> Archive:
         files.directory(directory)
     for program in ("host", "ask", "vmm"):
         files.file(f"{TESTS}/{program}", (BESIDE / program).read_bytes(), executable=True)
-    for module in ("__init__.py", "fakes/__init__.py", "fakes/qmp_server.py"):
-        files.file(f"{TESTS}/tests/{module}", (SOURCE / "tests" / module).read_bytes())
+    for module in (SOURCE / "tests/__init__.py", *sorted((SOURCE / "tests/fakes").glob("*.py"))):
+        files.file(f"{TESTS}/{module.relative_to(SOURCE)}", module.read_bytes())
     return files

@@ -19,7 +19,6 @@ host_memory = 8192
 default_memory = {memory}
 """
 S1 = "/v1/sandboxes/s1"
-NOBODY = 65534
 
 
 def microseconds(value: object) -> int:
@@ -40,9 +39,12 @@ def start_pod(host: Host) -> dict[str, Any]:
     """A sandbox with a VM and a container of 1.5 CPUs."""
     pid = start_vmm(host)
     assert host.ask("PUT", S1, {"directory": "/run/vc/vm/s1"})[0] == 201
-    assert host.ask("PUT", f"{S1}/vm", {"pid": pid})[0] == 200
+    status, answer = host.ask("PUT", f"{S1}/vm", {"pid": pid})
+    if status == 503 and answer["retryable"]:  # under emulation a call may take longer than the daemon's patience
+        status, answer = host.ask("PUT", f"{S1}/vm", {"pid": pid})
+    assert status == 200, answer
     status, answer = host.ask("PUT", f"{S1}/containers/c1", {"resources": {"cpu": {"quota": 150000}}})
-    assert status == 201
+    assert status == 201, answer
     sandbox: dict[str, Any] = answer["sandbox"]
     assert (sandbox["phase"], sandbox["vcpus"]["plugged"]) == ("running", 3)
     return sandbox
@@ -74,9 +76,9 @@ def test_it_is_active_once_it_is_ready(host: Host) -> None:
 def test_one_that_does_not_get_ready_is_not_active(host: Host) -> None:
     host.run(f"{START} --no-block")
     host.until('[ "$(systemctl show --value --property=MainPID kata-resmgr)" != 0 ]')
-    host.run("systemctl kill --signal=STOP kata-resmgr")
+    host.send("STOP")
     assert host.show("ActiveState") == ("activating",)
-    host.run("systemctl kill --signal=CONT kata-resmgr")
+    host.send("CONT")
     host.until("systemctl --quiet is-active kata-resmgr")
     assert host.ask("GET", "/readyz")[0] == 200
 
@@ -96,10 +98,9 @@ def test_a_hung_one_is_ended_and_started_anew(host: Host) -> None:
     )
     host.run("sleep 20")  # it proves its life for longer than the period
     assert host.show("NRestarts", "ActiveState") == ("0", "active")
-    host.run("systemctl kill --kill-who=main --signal=STOP kata-resmgr")
-    host.until(
-        '[ "$(systemctl show --value --property=NRestarts kata-resmgr)" = 1 ] && systemctl --quiet is-active kata-resmgr'
-    )
+    host.send("STOP")
+    host.until('[ "$(systemctl show --value --property=NRestarts kata-resmgr)" = 1 ]')
+    host.until("systemctl --quiet is-active kata-resmgr")
     assert host.ask("GET", "/readyz")[0] == 200
     told = [str(entry["MESSAGE"]) for entry in host.journal()]
     assert any("Watchdog timeout" in line for line in told)
@@ -125,19 +126,16 @@ def test_a_reload_takes_a_good_file_and_survives_a_bad_one(host: Host) -> None:
     assert host.show("ActiveState", "NRestarts") == ("active", "0")
 
 
-@pytest.mark.parametrize("member", [False, True])
-@pytest.mark.parametrize("open_to", [None, "kata-resmgr"])
-def test_who_is_served(host: Host, member: bool, open_to: str | None) -> None:
-    host.configure(f'[daemon]\nsocket_group = "{open_to}"' if open_to else "")
+@pytest.mark.parametrize("group", [None, "kata-resmgr"])
+def test_who_is_served(host: Host, group: str | None) -> None:
+    def ask_as_nobody(groups: str) -> str:
+        return host.run(f"setpriv --reuid=nobody --regid=nogroup {groups} ask GET /v1/sandboxes 2>&1 || true")
+
+    host.configure(f'[daemon]\nsocket_group = "{group}"' if group else "")
     host.run(START)
-    groups = "--groups=$(getent group kata-resmgr | cut -d: -f3)" if member else "--clear-groups"
-    told = host.run(f"setpriv --reuid={NOBODY} --regid={NOBODY} {groups} ask GET /v1/sandboxes 2>&1 || true")
-    if not member:
-        assert "may not be used: be root, or a member" in told  # connect(2) itself is refused
-    elif open_to is None:
-        assert told.startswith("403 ")
-    else:
-        assert told == '200 {"sandboxes":[]}'
+    assert "may not be used: be root, or a member" in ask_as_nobody("--clear-groups")  # connect(2) itself is refused
+    member = ask_as_nobody("--groups=$(getent group kata-resmgr | cut -d: -f3)")
+    assert member.startswith('200 {"sandboxes":[]}' if group else '403 {"type":"urn:kata-resmgr:error:forbidden"')
 
 
 def test_a_vm_of_another_user_is_driven_and_its_end_noticed(host: Host) -> None:
@@ -145,16 +143,16 @@ def test_a_vm_of_another_user_is_driven_and_its_end_noticed(host: Host) -> None:
     host.run(START)
     start_pod(host)
     host.run("systemctl kill --signal=KILL vmm-s1")
-    host.until(f"ask GET {S1} | grep -q '\"phase\":\"lost\"'")
+    host.until(f'ask GET {S1} | grep -q \'"phase":"lost"\'')
 
 
 def test_after_a_kill_it_is_started_anew_and_drives_its_vms_on(host: Host) -> None:
     host.configure(CONFIG.format(memory=128))
     host.run(START)
     before = start_pod(host)
-    host.run("systemctl kill --kill-who=main --signal=KILL kata-resmgr")
+    host.send("KILL")
     status, after = host.ask("GET", f"{S1}?wait=20s&for=satisfied")  # it waits until somebody answers
-    assert status == 200
+    assert status == 200, after
     assert (after["phase"], after["vcpus"], after["counts"]) == ("running", before["vcpus"], before["counts"])
     assert host.show("NRestarts", "ActiveState") == ("1", "active")
     status, grown = host.ask("PUT", f"{S1}/containers/c2", {"resources": {"cpu": {"quota": 100000}}})

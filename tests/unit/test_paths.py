@@ -28,6 +28,13 @@ def _refusal(path: str, *roots: Path) -> Problem:
     return refusal.value
 
 
+def _socket_refusal(path: str, *roots: Path) -> Problem:
+    with pytest.raises(Problem) as refusal:
+        paths.socket_under_roots(path, roots)
+    assert refusal.value.code is Code.INVALID_PATH
+    return refusal.value
+
+
 def test_a_path_under_a_root_is_taken_whether_it_is_there_or_not(root: Path) -> None:
     assert paths.under_roots(f"{root}/s1/monitor.sock", [Path("/nowhere"), root]) == root / "s1/monitor.sock"
     assert paths.under_roots(f"{root}/./s1//s2/../monitor.sock", [root]) == root / "s1/monitor.sock"
@@ -85,22 +92,42 @@ def _path_of(root: Path, bytes_: int) -> str:
 
 
 def test_a_path_has_no_more_bytes_than_a_socket_may_have(root: Path) -> None:
-    assert str(paths.under_roots(_path_of(root, 107), [root])) == _path_of(root, 107)
-    assert "a path of 108 bytes; a socket's path has at most 107" in _refusal(_path_of(root, 108), root).detail
-    assert "a path of 5000 bytes" in _refusal(_path_of(root, 5000), root).detail
+    assert str(paths.socket_under_roots(_path_of(root, 107), [root])) == _path_of(root, 107)
+    assert "a path of 108 bytes; a socket's path has at most 107" in _socket_refusal(_path_of(root, 108), root).detail
+    assert "a path of 5000 bytes" in _socket_refusal(_path_of(root, 5000), root).detail
 
 
 def test_a_short_link_to_a_path_that_is_too_long_is_refused(root: Path) -> None:
     long = root / ("x" * 100)
     long.mkdir()
     (root / "link").symlink_to(long)
-    assert f"a path of {len(os.fsencode(long)) + 2} bytes" in _refusal(f"{root}/link/s", root).detail
+    assert f"a path of {len(os.fsencode(long)) + 2} bytes" in _socket_refusal(f"{root}/link/s", root).detail
 
 
 def test_a_socket_is_a_socket(root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as other:
+        listener.bind(str(root / "s"))
+        other.bind(str(root / "t"))
+        found = paths.must_be_socket(root / "s")
+        (root / "again").hardlink_to(root / "s")
+        assert paths.is_same_socket(root / "again", found)
+        assert not paths.is_same_socket(root / "t", found)
+        assert not paths.is_same_socket(root / "none", found)
+
+
+def test_a_symbolic_link_that_came_after_the_check_leads_nowhere(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "s"))
-        paths.must_be_socket(root / "s")
+        (root / "vm").mkdir()
+        path = paths.socket_under_roots(f"{root}/vm/s", [root])
+        (root / "vm" / "s").symlink_to(root / "s")
+        with pytest.raises(Problem, match="a symbolic link is in the way"):
+            paths.must_be_socket(path)
+        (root / "vm" / "s").unlink()
+        (root / "vm").rmdir()
+        (root / "vm").symlink_to(root)
+        with pytest.raises(Problem, match="a symbolic link is in the way"):
+            paths.must_be_socket(path)
 
 
 def test_a_socket_that_is_not_there_yet_may_come(root: Path) -> None:
@@ -133,3 +160,27 @@ def test_a_directory_is_a_directory(root: Path) -> None:
         with pytest.raises(Problem, match="is not a directory: make it first") as refusal:
             paths.must_be_directory(path)
         assert refusal.value.code is Code.INVALID_PATH
+
+
+def test_a_disk_is_a_file_or_a_block_device(root: Path) -> None:
+    (root / "image").touch()
+    (root / "link").symlink_to("image")
+    assert paths.disk_under_roots(f"{root}/link", [root]) == root / "image"
+    os.mkfifo(root / "fifo")
+    for path, said in (
+        (f"{root}", "is neither a regular file nor a block device: name a disk"),
+        (f"{root}/fifo", "is neither a regular file nor a block device: name a disk"),
+        (f"{root}/none", "No such file or directory; name a disk that is there"),
+        ("/dev/null", f"is not under {root}: use one there, or add to disk_roots"),
+    ):
+        with pytest.raises(Problem) as refusal:
+            paths.disk_under_roots(path, [root])
+        assert refusal.value.code is Code.INVALID_PATH
+        assert said in refusal.value.detail
+    with pytest.raises(Problem, match="not under a root, for disk_roots is empty"):
+        paths.disk_under_roots(f"{root}/image", [])
+
+
+@pytest.mark.skipif(not Path("/dev/vda").is_block_device(), reason="no block device /dev/vda here")
+def test_a_block_device_is_a_disk() -> None:
+    assert paths.disk_under_roots("/dev/vda", [Path("/dev")]) == Path("/dev/vda")
