@@ -27,7 +27,7 @@ _BLOCK = 1_000
 _BATCH = 500
 """Events that are written out without letting anybody else have a turn."""
 
-Data: TypeAlias = dict[str, int | str | list[str] | None]
+Data: TypeAlias = dict[str, int | str]
 _Told: TypeAlias = tuple[int, float, str | None, str, Data]
 
 log = structlog.get_logger(__name__)
@@ -194,7 +194,7 @@ class Teller:
         self._events = events
         self._sandbox = sandbox
 
-    def __call__(self, kind: str, **data: int | str | list[str] | None) -> None:
+    def __call__(self, kind: str, **data: int | str) -> None:
         self._events.tell(self._sandbox, kind, data)
 
     def phase(self, before: str, now: str) -> None:

@@ -92,8 +92,6 @@ class Resource(Enum):
     MEMORY = "memory"
 
 
-_UNITS = {Resource.VCPUS: "vcpus", Resource.MEMORY: "units"}
-"""What an event calls those that leave."""
 BOTH = (Resource.VCPUS, Resource.MEMORY)
 
 
@@ -750,8 +748,8 @@ class Vm:
             await self._sleep(now + REMEMBER_AGAIN)
             return False
         aim.pending = pending
-        if fresh := [unit for unit in sizes if pending[unit].attempts == 1]:
-            self._tell(f"{resource.value}.removing", **{_UNITS[resource]: fresh})
+        if fresh := sum(pending[unit].attempts == 1 for unit in sizes):
+            self._tell(f"{resource.value}.removing", count=fresh)
         return True
 
     def _say_why(self, reason: str | None, memory: MemorySituation | None) -> None:
@@ -842,11 +840,11 @@ class Vm:
     def _tell_changes(self, before: Plugged, after: Plugged, gone: list[str], memory_gone: list[str]) -> None:
         plugged = len(after.vcpus)
         if gone:
-            self._tell("vcpus.removed", vcpus=gone, plugged=plugged)
+            self._tell("vcpus.removed", count=len(gone), plugged=plugged)
         if (added := plugged - len(before.vcpus) + len(gone)) > 0:
             self._tell("vcpus.plugged", added=added, plugged=plugged)
         if memory_gone:
-            self._tell("memory.removed", units=memory_gone, plugged=after.memory)
+            self._tell("memory.removed", count=len(memory_gone), plugged=after.memory)
         if after.memory > before.memory:
             self._tell("memory.plugged", added=after.memory - before.memory, plugged=after.memory)
 
