@@ -25,7 +25,17 @@ LINE_LIMIT = 8192
 _TEXT_LIMIT = 1024
 _TRACEBACK_LIMIT = 6144
 
+_PRIORITY = {
+    "debug": b"<7>",
+    "info": b"<6>",
+    "warning": b"<4>",
+    "error": b"<3>",
+    "exception": b"<3>",
+    "critical": b"<2>",
+}
+
 Record: TypeAlias = MutableMapping[str, Any]
+Writer: TypeAlias = Callable[[object, str, Record], bytes]
 
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
@@ -37,7 +47,9 @@ def configure(level: str, form: str, stream: int = 2) -> None:
     """
     threshold = getattr(logging, level.upper())
     console = form == "console" or (form == "auto" and os.isatty(stream))
-    written = _as_text if console else _as_json
+    written: Writer = _as_text if console else _as_json
+    if _is_journal(stream):
+        written = _with_priority(written)
     structlog.configure(
         processors=[_Sifted(written), _complete, _bounded, written],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
@@ -76,9 +88,7 @@ class _Sifted:
     What is done is always told: changes that went well, and all of ``debug``.
     """
 
-    def __init__(
-        self, written: Callable[[object, str, Record], bytes], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, written: Writer, clock: Callable[[], float] = time.monotonic) -> None:
         self._written = written
         self._clock = clock
         self._repeats: Repeats[tuple[str, ...]] = Repeats()
@@ -141,6 +151,24 @@ def _as_text(_: object, __: str, record: Record) -> bytes:
     text = f"{moment[11:23]} {level:<8} {_printable(str(event))}  {told}".rstrip()
     text = text if len(text) < LINE_LIMIT else text[: LINE_LIMIT - 1] + "…"
     return f"{text}\n{trace}".encode("utf-8", "replace")
+
+
+def _is_journal(stream: int) -> bool:
+    """Whether what is written there goes to systemd's journal (systemd.exec(5), ``JOURNAL_STREAM``)."""
+    try:
+        status = os.fstat(stream)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _with_priority(written: Writer) -> Writer:
+    """Each record with its priority before it, by which `journalctl --priority` selects (sd-daemon(3))."""
+
+    def write(logger: object, level: str, record: Record) -> bytes:
+        return _PRIORITY.get(level, b"<6>") + written(logger, level, record)
+
+    return write
 
 
 def _printable(text: str) -> str:

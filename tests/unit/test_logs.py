@@ -111,6 +111,23 @@ def test_auto_is_json_where_no_terminal_is(pipe: tuple[int, Reader]) -> None:
     assert pipe[1]()[0].startswith("{")
 
 
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_the_journal_is_told_each_priority(
+    pipe: tuple[int, Reader], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    status = os.fstat(pipe[0])
+    monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+    logs.configure("debug", form, pipe[0])
+    for level in ("debug", "info", "warning", "error", "critical"):
+        getattr(fresh(), level)("told")
+    logging.getLogger("library").error("told")
+    assert [line[:3] for line in pipe[1]()] == ["<7>", "<6>", "<4>", "<3>", "<2>", "<3>"]
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    logs.configure("info", form, pipe[0])
+    fresh().info("told")
+    assert not pipe[1]()[0].startswith("<")
+
+
 def test_a_reader_that_has_gone_disturbs_nobody() -> None:
     read, write = os.pipe()
     os.close(read)
