@@ -627,7 +627,6 @@ class Vm:
                     case Look():
                         await self._read(driver)
                     case _:
-                        self._fresh = False
                         self._say_why(surplus_reason(now, situation), situation.memory)
                         times = (step.until, self._next_look())
                         await self._sleep(min((time for time in times if time is not None), default=None))
@@ -1060,6 +1059,7 @@ class Vm:
 
     async def _sleep(self, until: float | None) -> None:
         """Until woken (also by what happened while the loop was busy), or until that time."""
+        self._fresh = False
         if not self._woken:
             self._sleeper = self._loop.create_future()
             timer = None if until is None else self._loop.call_at(until, self._wake)
