@@ -25,7 +25,7 @@ from hypervisors.ch_types import (
     VmInfo,
     VmResize,
 )
-from kata_resmgr.limits import configured
+from kata_resmgr.limits import Limits, configured, requested
 from tests.drivers.ch_rig import RELEASES, config, must_be_valid
 from tests.drivers.test_ch_fake import dial
 from tests.fakes.ch_config import Json
@@ -89,6 +89,21 @@ def test_the_limiter_matrix_reaches_the_vmm(newest: CloudHypervisorServer, vecto
     sent = sent_limiter(newest, kind, configured(kind, settings).limiter())
 
     assert sent == as_sent(vector["expected"]["config"])
+
+
+@pytest.mark.parametrize("kind", ["disk", "net"])
+@pytest.mark.parametrize("vector", LIMITS["rs_limiter"], ids=lambda vector: str(list(vector["input"].values())))
+def test_the_rust_runtimes_matrix_reaches_the_vmm(newest: CloudHypervisorServer, vector: Json, kind: str) -> None:
+    """Its bandwidth is in bytes, as a caller's is."""
+    asked = {name: value or 0 for name, value in vector["input"].items()}
+    limits = Limits(
+        bytes_per_second=asked["band_rate"],
+        burst_bytes=asked["band_onetime_burst"],
+        ops_per_second=asked["ops_rate"],
+        burst_ops=asked["ops_onetime_burst"],
+    )
+
+    assert sent_limiter(newest, kind, requested(limits).limiter()) == as_sent(vector["expected"])
 
 
 def test_bodies_are_those_of_the_openapi_file(newest: CloudHypervisorServer) -> None:
