@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -80,6 +81,7 @@ class Exchange:
         self._deadline = 0.0
         self._over: HypervisorError | None = None
         self._socket: socket.socket | None = None
+        self._guard = threading.Lock()
         self._session: requests.Session = Session()
         self._session.trust_env = False  # neither a proxy nor a .netrc bears on a local socket
         self._session.headers = requests.structures.CaseInsensitiveDict({"Accept": "application/json"})
@@ -92,12 +94,14 @@ class Exchange:
 
     def __exit__(self, *_exception: object) -> None:
         self._session.close()
+        self._hold(None)
 
     def cut(self, error: HypervisorError) -> None:
         """End it now; what was under way, and what would come, raises *error*."""
         self._over = error
-        if self._socket is not None:
-            _shut(self._socket)
+        with self._guard:
+            if self._socket is not None:
+                _shut(self._socket)
 
     # Calls
 
@@ -144,10 +148,17 @@ class Exchange:
         return text
 
     def _connected(self, connection: socket.socket) -> None:
-        self._socket = connection
+        self._hold(connection.dup())
         self.peer, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if self._over is not None:  # cut meanwhile, and without a socket to shut
             _shut(connection)
+
+    def _hold(self, connection: socket.socket | None) -> None:
+        """What :meth:`cut` shuts: a descriptor of our own, for the library's may be somebody else's by then."""
+        with self._guard:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = connection
 
     def _lost(self, call: str, error: object) -> HypervisorError:
         """What ended the exchange, in the words of :mod:`hypervisors.base`."""

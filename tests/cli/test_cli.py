@@ -255,6 +255,16 @@ def test_register_tells_how_to_start_the_vm(daemon: Daemon, capfd: pytest.Captur
     assert "arguments: -smp 1,maxcpus=8 'a b'\n" in out
 
 
+def test_register_tells_cloud_hypervisors_configuration(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
+    limiter = {"ops": {"size": 100, "refill_time": 1000}}
+    vmm = {"config": {"cpus": {"boot_vcpus": 1, "max_vcpus": 8}}, "limiters": {"disk": limiter}}
+    daemon.say(201, {**SANDBOX, "hypervisor": "clh", "vmm": vmm})
+    assert run("register", "s1", "--hypervisor", "clh") == 0
+    out = capfd.readouterr().out
+    assert 'VmConfig: {"cpus": {"boot_vcpus": 1, "max_vcpus": 8}}\n' in out
+    assert 'rate_limiter_config of each disk: {"ops": {"size": 100, "refill_time": 1000}}\n' in out
+
+
 def test_explain_tells_inputs_and_steps(daemon: Daemon, capfd: pytest.CaptureFixture[str]) -> None:
     daemon.say(200, {"inputs": [{"name": "d", "value": "1", "source": "config.toml:3"}], "explain": ["1 + 1 = 2"]})
     assert run("explain", "s1") == 0

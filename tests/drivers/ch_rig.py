@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import jsonschema
+from jsonschema import Draft202012Validator
 
 from hypervisors.base import Machine
 from hypervisors.ch_pool import CallPool
@@ -84,9 +85,13 @@ def new_driver(server: CloudHypervisorServer, pool: CallPool, timeout: float = 5
 def must_be_valid(call: str, body: Any) -> None:  # noqa: ANN401 - what JSON can hold
     """That *body* is what Cloud Hypervisor's own OpenAPI file says of *call*, and has no member that it lacks."""
     name = OPENAPI["calls"][call]["body"]
-    schema = {"$ref": f"#/components/schemas/{name}", "components": OPENAPI["components"]}
-    jsonschema.validate(body, schema)
+    _validator(name).validate(body)
     _must_be_named(body, OPENAPI["components"]["schemas"][name], call)
+
+
+@cache
+def _validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": OPENAPI["components"]})
 
 
 def _must_be_named(value: Any, schema: Json, where: str) -> None:  # noqa: ANN401

@@ -319,6 +319,12 @@ def test_ten_connections_taken_is_busy_and_passes(newest: CloudHypervisorServer)
         assert api.info().state == "Running"
 
 
+@pytest.mark.parametrize("name", ["A b", "%2F", "ü", "a:1", "u@h", "x#y", "x?y", "[::1]", "*"])
+def test_a_socket_may_be_called_anything(short_tmp: Path, name: str) -> None:
+    with CloudHypervisorServer(short_tmp / name, config()) as server, exchange(server) as api:
+        assert api.ping().pid == os.getpid()
+
+
 def test_nobody_listens(short_tmp: Path) -> None:
     with Exchange(str(short_tmp / "no"), 1) as api, pytest.raises(Unreachable, match="No such file"):
         api.info()
