@@ -80,6 +80,8 @@ _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 
 _LONGEST_MESSAGE: Final = 1 << 20
 """Bytes of one line from the monitor. The longest answer, 4096 possible vCPUs, takes about half of it."""
+_SLICE: Final = 16 << 10
+"""Bytes read from a monitor at a time: about two milliseconds of events."""
 _LONGEST_TEXT: Final = 200
 """Characters quoted from outside in one error or log line."""
 _EACH_DEVICE: Final = 0.05
@@ -205,6 +207,21 @@ class _Lines(asyncio.StreamReader):
             self._begun.clear()
 
 
+class _Slices(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
+    """What has come is taken in slices, between which all others have a turn: one monitor may flood."""
+
+    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(reader, loop=loop)
+        self._lines = reader
+        self._slice = bytearray(_SLICE)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._slice
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._lines.feed_data(self._slice[:nbytes])
+
+
 class _Exchange:
     """Commands that were sent together, and the answers so far."""
 
@@ -294,7 +311,7 @@ class _Monitor(QMPClient):
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         self._reader = _Lines(self._take, self.readbuflen)
-        protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
+        protocol = _Slices(self._reader, loop)
         transport, _ = await loop.create_unix_connection(lambda: protocol, sock=address)
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
 

@@ -175,6 +175,24 @@ async def test_events_between_a_command_and_its_answer_do_not_hold_it_up(short_t
         await driver.close()
 
 
+async def test_a_flood_leaves_everybody_else_a_turn_every_few_hundred_events(short_tmp: Path) -> None:
+    async with QmpServer(short_tmp / "m") as server:
+        driver, hints = make_driver(server, LONG), Hints()
+        await driver.connect(hints)
+        reset = b'{"event": "RESET"}\r\n'
+        server.send(reset * EVENTS_WHILE_WAITING)
+
+        heard, most = 0, 0
+        async with asyncio.timeout(LONG):
+            while heard < EVENTS_WHILE_WAITING:
+                await asyncio.sleep(0)
+                heard, before = len(hints.heard), heard
+                most = max(most, heard - before)
+
+        assert most <= (16 << 10) // len(reset) + 1
+        await driver.close()
+
+
 async def test_an_answer_in_single_bytes_is_an_answer(short_tmp: Path) -> None:
     async with QmpServer(short_tmp / "m") as server:
         driver = make_driver(server, LONG)
