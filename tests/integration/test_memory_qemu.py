@@ -1,6 +1,7 @@
-"""Memory of real QEMUs by the driver: the arguments that the daemon returns, DIMMs by the dozen, Linux's own count.
+"""Memory of real QEMUs by the driver: the arguments that the daemon returns, DIMMs by the dozen, and freed pages.
 
-The mini firmware acknowledges DIMMs and lets go of them; only Linux uses what is plugged, and drives virtio-mem.
+The mini firmware acknowledges DIMMs and lets go of them. Only Linux uses what is plugged, and drives virtio-mem: see
+:mod:`tests.integration.test_life_memory`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import pytest
 from hypervisors import qemu_args
 from hypervisors.base import MemoryMethod, Plugged, Refused, RemovalRefused, SizeChanged
 from hypervisors.qemu import QemuHypervisor
-from kata_resmgr.guest.machine import LinuxGuest
 from tests.conftest import StartFirmware, StartLinux
 from tests.drivers.backends import Hints
 
@@ -163,53 +163,6 @@ async def test_a_dimm_is_lent_as_the_boot_memory_is(
 
 
 # Linux
-
-
-async def mem_total(guest: LinuxGuest) -> int:
-    return await asyncio.to_thread(guest.mem_total)
-
-
-async def guest_has(guest: LinuxGuest, size: int) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while await mem_total(guest) != size:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize("virtio_mem", [False, True], ids=["dimm", "virtio-mem"])
-async def test_linux_uses_memory_that_is_plugged_and_gives_it_back_when_it_can(
-    linux_guest: StartLinux, short_tmp: Path, virtio_mem: bool
-) -> None:
-    boot, more, held = 256 * MIB, 256 * MIB, 32 * MIB
-    arguments = qemu_args.vmm_arguments(1, 1, 256, 1024, 10, str(short_tmp / "m"), virtio_mem=virtio_mem)
-    guest = linux_guest(arguments, kernel_params=qemu_args.KERNEL_PARAMS)
-    await asyncio.to_thread(guest.ready)
-    async with connected(short_tmp) as (driver, _):
-        before = await mem_total(guest)
-        await driver.grow_memory(boot + more)
-        await becomes(driver, lambda plugged: plugged.memory == boot + more)
-        await guest_has(guest, before + more)
-        await asyncio.to_thread(guest.hold_memory, held)
-        await driver.grow_memory(boot + 2 * more)
-        plugged = await becomes(driver, lambda plugged: plugged.memory == boot + 2 * more)
-        await guest_has(guest, before + 2 * more)
-
-        # What is in use stays: a whole DIMM, or little more than that itself with virtio-mem. Linux sees to one DIMM
-        # after the other, by their slots, and waits with one until it can let go of it.
-        most = boot + (2 * held if virtio_mem else more)
-        await driver.start_shrinking_memory(most if plugged.dimms else boot, [dimm.id for dimm in plugged.dimms[1:]])
-        plugged = await becomes(driver, lambda plugged: plugged.memory <= most)
-        if plugged.dimms:
-            await driver.start_shrinking_memory(boot, [plugged.dimms[0].id])
-        assert plugged.memory >= boot + held
-        assert plugged.memory_asked == (boot if virtio_mem else None)
-
-        await asyncio.to_thread(guest.free_memory)
-        async with asyncio.timeout(DEADLINE):
-            while (await driver.read()).memory > boot:
-                if virtio_mem:  # Linux tries again only when it is asked again
-                    await driver.start_shrinking_memory(boot)
-                await asyncio.sleep(0.1)
-        await guest_has(guest, before)
 
 
 async def test_what_the_guest_frees_goes_back_to_the_host(linux_guest: StartLinux, short_tmp: Path) -> None:
