@@ -229,6 +229,7 @@ class ChVm:
         self._see_memory(self._info(api))
         if self.memory.asked != to:
             api.resize(VmResize(desired_ram=to))
+            self._see_memory(self._info(api))
 
     # Devices
 

@@ -357,6 +357,21 @@ async def test_virtio_mem_is_not_asked_for_the_same_again(short_tmp: Path, relea
             await ch.driver.start_shrinking_memory(GIB - 2 * MIB)
 
 
+async def test_a_shrink_of_virtio_mem_is_stopped_short(short_tmp: Path, release: int) -> None:
+    async with rig(short_tmp, config(method="VirtioMem"), release=release) as ch:
+        await ch.driver.grow_memory(GIB + 64 * MIB)
+        ch.vmm.plug(64 * MIB)
+        await ch.driver.start_shrinking_memory(GIB)
+
+        plugged = await ch.driver.grow_memory(GIB + 32 * MIB)
+
+        assert plugged.memory_floor == GIB
+        if release >= 52:
+            assert (plugged.memory, plugged.memory_asked) == (GIB + 64 * MIB, GIB + 32 * MIB)
+        with pytest.raises(ValueError, match="cannot be asked for"):
+            await ch.driver.grow_memory(GIB + 16 * MIB)
+
+
 @pytest.mark.parametrize(
     ("memory", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -46,6 +47,35 @@ async def test_a_cloud_hypervisor_grows(short_tmp: Path, release: int) -> None:
         assert refusal.value.code is Code.INVALID_PATH
         await manager.close()
         server.http.wait_until_free()
+    await drivers.close()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_what_is_leaving_is_waited_for_before_it_is_plugged_again(short_tmp: Path, release: int) -> None:
+    """4 -> 2 -> 4 vCPUs with a guest that is slow; memory is added, and never asked back."""
+    file = short_tmp / "config.toml"
+    file.write_text(f'[daemon]\nsocket = "{short_tmp}/api.sock"\n[resmgr]\nshrink_delay = "0"\n')
+    drivers = Drivers()
+    manager = ResourceManager(config.load(file, Host(cpus=8, memory=16384)), MemoryStore(), drivers.open)
+    sandbox = (await manager.put_sandbox("s1", SandboxSpec(hypervisor="clh"))).sandbox
+    large, small = resources(quota=250_000, limit=256 << 20), resources(quota=50_000, limit=128 << 20)
+    with CloudHypervisorServer(short_tmp / "ch", msgspec.to_builtins(sandbox.vmm)["config"], release=release) as server:
+        await manager.attach("s1", str(server.path), None, None)
+        await manager.put_container("s1", "c1", large, Patience())
+        _, shrunk = await manager.patch_container("s1", "c1", small, Patience(wait=0.05))
+        assert (shrunk.settled, shrunk.sandbox.vcpus.pending) == (False, 2)
+
+        again = asyncio.create_task(manager.patch_container("s1", "c1", large, Patience()))
+        await asyncio.sleep(0)
+        server.vmm.eject_vcpus()
+        _, grown = await again
+
+        assert (grown.sandbox.vcpus.plugged, server.vmm.vcpus) == (4, 4)
+        assert grown.sandbox.memory.plugged == (2048 + 256) << 20
+        sent = server.vmm.bodies("vm.resize")
+        assert [body["desired_vcpus"] for body in sent if "desired_vcpus" in body][-1] == 4
+        assert [body["desired_ram"] >> 20 for body in sent if "desired_ram" in body] == [2304]
+        await manager.close()
     await drivers.close()
 
 
