@@ -8,7 +8,9 @@ Everything else is installed, or an error. Tests run with the installed QEMU, th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -16,7 +18,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -99,6 +101,25 @@ def short_tmp() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="kr-", dir="/tmp"))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+async def nothing_left_behind() -> AsyncIterator[None]:
+    """Neither tasks nor descriptors may outlive a test and its fixtures, nor exceptions that nobody looked at."""
+    descriptors = _descriptors()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    yield
+    for _ in range(3):  # closed transports let go of their sockets in a later turn of the loop
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert _descriptors() == descriptors
+    gc.collect()  # asyncio complains when a task goes whose exception was not retrieved
+    assert complaints == []
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

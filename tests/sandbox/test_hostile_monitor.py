@@ -25,6 +25,8 @@ from tests.drivers.misdeeds import ANSWERS, GREETINGS, LONG, Misdeed
 from tests.fakes.qmp_server import ID, QmpServer
 from tests.sandbox.rig import NO_PATIENCE, cpus, make_plan
 
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
 PATIENCE = 10.0
 STOPPED = 0.5
 """Seconds for each call to a QEMU that will be stopped."""
