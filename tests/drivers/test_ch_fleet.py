@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,9 +71,25 @@ def fleet(short_tmp: Path) -> Iterator[dict[str, int]]:
         process.stdin.close()
 
 
-async def test_two_hundred_vms_share_few_threads_and_hung_ones_do_not_take_them(fleet: dict[str, int]) -> None:
+@pytest.fixture
+async def pool() -> AsyncIterator[CallPool]:
     pool = CallPool()
+    yield pool
+    await pool.close()
 
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it stands still: a signal takes effect when the process next runs."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+async def test_two_hundred_vms_share_few_threads_and_hung_ones_do_not_take_them(
+    fleet: dict[str, int], pool: CallPool
+) -> None:
     def drivers(paths: list[str], timeout: float) -> list[CloudHypervisor]:
         return [CloudHypervisor(path, pool, boot_vcpus=1, boot_memory=GIB, timeout=timeout) for path in paths]
 
@@ -88,9 +104,10 @@ async def test_two_hundred_vms_share_few_threads_and_hung_ones_do_not_take_them(
     hung, sound = list(fleet)[:30], list(fleet)[30:]
     impatient, patient = drivers(hung, 0.3), drivers(sound, 30.0)
     for path in hung:
-        os.kill(fleet[path], signal.SIGSTOP)
-    await asyncio.gather(*map(hang, impatient))
-    assert all(map(pool.suspected, hung))
+        stop(fleet[path])
+    async with asyncio.timeout(10):
+        while not all(map(pool.suspected, hung)):  # those that had no turn yet are not
+            await asyncio.gather(*map(hang, impatient))
 
     others = asyncio.create_task(go_on_hanging())
     await asyncio.gather(*(driver.connect(Hints()) for driver in patient))
@@ -109,4 +126,3 @@ async def test_two_hundred_vms_share_few_threads_and_hung_ones_do_not_take_them(
     assert len(pool_threads()) <= THREADS
     for driver in (*patient, *impatient, *back):
         await driver.close()
-    await pool.close()
