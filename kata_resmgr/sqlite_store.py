@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -58,6 +58,9 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
 """What leads from each schema version to the next. Their number is the version that this program writes."""
 
 _OF_A_SANDBOX = ("sandbox", "container", "removal", "device", "begun")
+Statement: TypeAlias = tuple[str, tuple[str | bytes | None, ...]]
+"""SQL, and the values that belong into it."""
+
 _KEY = {"sandbox": "id"}  # of the other tables it is "sandbox"
 
 
@@ -108,8 +111,8 @@ class SqliteStore:
                 pending = removals.pop(name, {})
                 if not same_boot:
                     record, pending = _of_another_boot(record, pending)
-                    _write_sandbox(db, record)
-                    _write_removals(db, name, pending)
+                    for statement in (_sandbox(record), *_removals(name, pending)):
+                        db.execute(*statement)
                 kept.append(Kept(record, table, pending, devices.pop(name, {}), tuple(begun.pop(name, ())), complete))
             for name in {*containers, *removals, *devices} & self._names(db):
                 self._put_sandbox_aside(db, name, "it belongs to no sandbox")
@@ -122,55 +125,58 @@ class SqliteStore:
     # Writing
 
     def begin(self, sandbox_id: str, operation: str) -> None:
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO begun VALUES (?, ?)", (sandbox_id, operation))
+        self._write(("INSERT OR REPLACE INTO begun VALUES (?, ?)", (sandbox_id, operation)))
 
     def end(self, sandbox_id: str, operation: str) -> None:
-        with self._transaction() as db:
-            _end(db, sandbox_id, operation)
+        self._write(*_end(sandbox_id, operation))
 
     def save_sandbox(self, record: SandboxRecord, containers: Changes = NO_CHANGES, ends: str | None = None) -> None:
-        with self._transaction() as db:
-            _write_sandbox(db, record)
-            if record.attachment is None:
-                db.execute("DELETE FROM removal WHERE sandbox = ?", (record.id,))
-            _write_containers(db, record.id, containers)
-            _end(db, record.id, ends)
+        detached = [("DELETE FROM removal WHERE sandbox = ?", (record.id,))] if record.attachment is None else []
+        self._write(_sandbox(record), *detached, *_containers(record.id, containers), *_end(record.id, ends))
 
     def forget_sandbox(self, sandbox_id: str) -> None:
-        with self._transaction() as db:
-            for table in _OF_A_SANDBOX:
-                db.execute(f"DELETE FROM {table} WHERE {_KEY.get(table, 'sandbox')} = ?", (sandbox_id,))  # noqa: S608
+        self._write(
+            *(
+                (f"DELETE FROM {table} WHERE {_KEY.get(table, 'sandbox')} = ?", (sandbox_id,))  # noqa: S608
+                for table in _OF_A_SANDBOX
+            )
+        )
 
     def save_containers(self, sandbox_id: str, changes: Changes, ends: str | None = None) -> None:
-        with self._transaction() as db:
-            _write_containers(db, sandbox_id, changes)
-            _end(db, sandbox_id, ends)
+        self._write(*_containers(sandbox_id, changes), *_end(sandbox_id, ends))
 
     def save_removals(self, sandbox_id: str, removals: Mapping[str, Removal]) -> None:
-        with self._transaction() as db:
-            _write_removals(db, sandbox_id, removals)
+        self._write(*_removals(sandbox_id, removals))
 
     def save_device(self, sandbox_id: str, kind: str, device_id: str, text: bytes | None) -> None:
-        with self._transaction() as db:
-            if text is None:
-                db.execute(
-                    "DELETE FROM device WHERE sandbox = ? AND kind = ? AND id = ?", (sandbox_id, kind, device_id)
-                )
-            else:
-                db.execute("INSERT OR REPLACE INTO device VALUES (?, ?, ?, ?)", (sandbox_id, kind, device_id, text))
+        if text is None:
+            self._write(("DELETE FROM device WHERE sandbox = ? AND kind = ? AND id = ?", (sandbox_id, kind, device_id)))
+        else:
+            self._write(("INSERT OR REPLACE INTO device VALUES (?, ?, ?, ?)", (sandbox_id, kind, device_id, text)))
 
     def last_event(self) -> int:
         row = self._db.execute("SELECT value FROM meta WHERE key = 'event'").fetchone()
         return 0 if row is None else int(row[0])
 
     def reserve_events(self, last: int) -> None:
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('event', ?)", (str(last),))
+        self._write(("INSERT OR REPLACE INTO meta VALUES ('event', ?)", (str(last),)))
 
     def close(self) -> None:
         self._db.close()
         self._lock.release()
+
+    def _write(self, *statements: Statement) -> None:
+        """All of them or none, kept when this returns. One alone is a transaction anyway, and a third cheaper so."""
+        if len(statements) > 1:
+            with self._transaction() as db:
+                for text, values in statements:
+                    db.execute(text, values)
+            return
+        try:
+            for text, values in statements:
+                self._db.execute(text, values)
+        except sqlite3.Error as error:
+            raise StateUnavailable(str(error)) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -321,29 +327,28 @@ def _of_another_boot(record: SandboxRecord, pending: dict[str, Removal]) -> tupl
     )
 
 
-def _write_sandbox(db: sqlite3.Connection, record: SandboxRecord) -> None:
+def _sandbox(record: SandboxRecord) -> Statement:
     text = encode(replace(record, resources=None, resized=None))
-    values = (record.id, text, record.resources, record.resized)
-    db.execute("INSERT OR REPLACE INTO sandbox VALUES (?, ?, ?, ?)", values)
+    return "INSERT OR REPLACE INTO sandbox VALUES (?, ?, ?, ?)", (record.id, text, record.resources, record.resized)
 
 
-def _write_removals(db: sqlite3.Connection, sandbox_id: str, removals: Mapping[str, Removal]) -> None:
-    db.execute("DELETE FROM removal WHERE sandbox = ?", (sandbox_id,))
-    rows = [(sandbox_id, name, encode(removal)) for name, removal in removals.items()]
-    db.executemany("INSERT INTO removal VALUES (?, ?, ?)", rows)
+def _removals(sandbox_id: str, removals: Mapping[str, Removal]) -> Iterator[Statement]:
+    yield "DELETE FROM removal WHERE sandbox = ?", (sandbox_id,)
+    for name, removal in removals.items():
+        yield "INSERT INTO removal VALUES (?, ?, ?)", (sandbox_id, name, encode(removal))
 
 
-def _write_containers(db: sqlite3.Connection, sandbox_id: str, changes: Changes) -> None:
+def _containers(sandbox_id: str, changes: Changes) -> Iterator[Statement]:
     for container_id, text in changes.items():
         if text is None:
-            db.execute("DELETE FROM container WHERE sandbox = ? AND id = ?", (sandbox_id, container_id))
+            yield "DELETE FROM container WHERE sandbox = ? AND id = ?", (sandbox_id, container_id)
         else:
-            db.execute("INSERT OR REPLACE INTO container VALUES (?, ?, ?)", (sandbox_id, container_id, text))
+            yield "INSERT OR REPLACE INTO container VALUES (?, ?, ?)", (sandbox_id, container_id, text)
 
 
-def _end(db: sqlite3.Connection, sandbox_id: str, operation: str | None) -> None:
+def _end(sandbox_id: str, operation: str | None) -> Iterator[Statement]:
     if operation is not None:
-        db.execute("DELETE FROM begun WHERE sandbox = ? AND operation = ?", (sandbox_id, operation))
+        yield "DELETE FROM begun WHERE sandbox = ? AND operation = ?", (sandbox_id, operation)
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -24,8 +24,10 @@ CONNECTIONS: Final = 4096
 BACKLOG: Final = 1024
 _CLOSING: Final = 1.0
 """Seconds for callers to read their last answers."""
-_LOG_AFTER: Final = 0.001
-"""Seconds from an answer to its line in the log."""
+_ACCOUNT_AFTER: Final = 0.05
+"""Seconds from an answer to its line in the log, and its place in the metrics."""
+_ACCOUNTS_MOST: Final = 200
+"""As many are not kept waiting for that."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,7 @@ class Api:
         self._idle = asyncio.Event()
         self._idle.set()
         self._all_ended = asyncio.Event()
+        self._accounts: list[Callable[[], None]] = []
 
     async def start(self, sockets: Iterable[socket.socket], *, inherited: bool = False) -> None:
         """Accept connections on *sockets*, which are this object's from now on.
@@ -79,7 +82,7 @@ class Api:
             except TimeoutError:
                 for connection in tuple(self._connections):
                     connection.abort()
-        await asyncio.sleep(2 * _LOG_AFTER)  # the last lines
+        self._settle_accounts()
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -145,10 +148,18 @@ class Api:
                 self._idle.set()
         if request.method != "GET":
             seconds = time.perf_counter() - began
-            # Later than the answer, and than the caller's next request: while a hypervisor works there is time for it.
-            later = partial(self._account, request, response.status, code, connection.peer, seconds)
-            asyncio.get_running_loop().call_later(_LOG_AFTER, later)
+            # Many together, and none in the way of the answer, or of the caller's next request: it is cheaper so.
+            self._accounts.append(partial(self._account, request, response.status, code, connection.peer, seconds))
+            if len(self._accounts) == 1:
+                asyncio.get_running_loop().call_later(_ACCOUNT_AFTER, self._settle_accounts)
+            elif len(self._accounts) == _ACCOUNTS_MOST:
+                self._settle_accounts()
         return response
+
+    def _settle_accounts(self) -> None:
+        accounts, self._accounts = self._accounts, []
+        for account in accounts:
+            account()
 
     def _account(self, request: Request, status: int, code: str | None, peer: peers.Peer, seconds: float) -> None:
         """Count what was asked and log it, unless it could not have changed anything."""

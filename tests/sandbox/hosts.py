@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ from hypervisors.base import Hypervisor
 from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.sandbox import Plan
-from kata_resmgr.sqlite_store import SqliteStore
+from kata_resmgr.sqlite_store import SqliteStore, Statement
 from kata_resmgr.store import StateUnavailable
 from tests.sandbox.rig import load
 
@@ -33,12 +32,10 @@ class MortalStore(SqliteStore):
         self.dead = False
         super().__init__(path)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _write(self, *statements: Statement) -> None:
         if self.lives == 0:
             self._die()
-        with super()._transaction() as db:
-            yield db
+        super()._write(*statements)
         if self.lives is not None:
             self.lives -= 1
             if self.lives == 0 and self.at_once:
