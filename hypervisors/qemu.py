@@ -9,9 +9,6 @@ What this module relies on was measured on QEMU 7.2; answers and events on 10.0 
 - ``{}`` in answer to ``device_del`` means that the guest will be asked. That a vCPU has left shows in
   ``DEVICE_DELETED`` for its QOM path or the ``/lapic`` below it (under TCG only the latter comes), or in an ACPI
   status of 0 for its slot; a guest's refusal only in another ACPI status.
-
-qemu.qmp knows no deadlines, keeps every event for ever in its default listener, and pretty-prints every message for a
-log that is off; :class:`_Monitor` and :meth:`QemuHypervisor._call` make up for that.
 """
 
 from __future__ import annotations
@@ -20,12 +17,11 @@ import asyncio
 import logging
 import re
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final, SupportsIndex, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -33,17 +29,14 @@ from qemu.qmp import (
     ConnectError,
     ExecInterruptedError,
     ExecuteError,
-    Message,
-    QMPClient,
     QMPError,
     Runstate,
     StateError,
 )
 from qemu.qmp.message import DeserializationError
-from qemu.qmp.models import ErrorResponse
 from qemu.qmp.qmp_client import BadReplyError, GreetingError
 
-from hypervisors import qemu_memory, vmm_socket
+from hypervisors import qemu_memory, qmp
 from hypervisors.base import (
     Accelerator,
     Busy,
@@ -78,12 +71,6 @@ _OUR_PATH: Final = re.compile(re.escape(_PERIPHERAL + OUR_VCPU) + "([1-9][0-9]{0
 _LAPIC: Final = "/lapic"
 _NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
 
-_LONGEST_MESSAGE: Final = 1 << 20
-"""Bytes of one line from the monitor. The longest answer, 4096 possible vCPUs, takes about half of it."""
-_SLICE: Final = 16 << 10
-"""Bytes read from a monitor at a time: about two milliseconds of events."""
-_LONGEST_TEXT: Final = 200
-"""Characters quoted from outside in one error or log line."""
 _EACH_DEVICE: Final = 0.05
 """Seconds more that a call may take for each device after its first: 239 vCPUs plugged in one call take QEMU 1.4 s on
 two idle cores (measured, KVM), and each takes longer than the one before."""
@@ -140,222 +127,18 @@ class _Ost(msgspec.Struct, rename="kebab"):
     status: int
 
 
-Command: TypeAlias = dict[str, object]
-Answer: TypeAlias = object
-"""What QEMU returned for a command; an :class:`ExecuteError` where it refused."""
-OnEvent: TypeAlias = Callable[[object, object], None]
-"""Called with an event's name and data, as they came."""
+def _property(path: str, name: str) -> qmp.Command:
+    return qmp.command("qom-get", {"path": path, "property": name})
 
 
-def _command(name: str, arguments: dict[str, object] | None = None) -> Command:
-    return {"execute": name} if arguments is None else {"execute": name, "arguments": arguments}
-
-
-def _property(path: str, name: str) -> Command:
-    return _command("qom-get", {"path": path, "property": name})
-
-
-_QUERY_CPUS: Final = _command("query-cpus-fast")
-_QUERY_MEMORY: Final = (_command("query-memory-devices"), _command("query-memdev"))
-_QUERY_BASE: Final = _command("query-memory-size-summary")
+_QUERY_CPUS: Final = qmp.command("query-cpus-fast")
+_QUERY_MEMORY: Final = (qmp.command("query-memory-devices"), qmp.command("query-memdev"))
+_QUERY_BASE: Final = qmp.command("query-memory-size-summary")
 _QUERY_ROOM: Final = _property("/machine", "memory")
-_QUERY_SLOTS: Final = _command("query-hotpluggable-cpus")
-_QUERY_UUID: Final = _command("query-uuid")
-_QUERY_KVM: Final = _command("query-kvm")
-_QUERY_SECRECY: Final = _command("qom-get", {"path": "/machine", "property": "confidential-guest-support"})
-
-_decode: Final = msgspec.json.Decoder().decode
-_encode: Final = msgspec.json.Encoder().encode
-_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-_SILENCE: Final = logging.Logger("qemu.qmp", logging.CRITICAL + 1)
-
-
-class _DeadlinePassed(ExecInterruptedError):
-    """No answer by the deadline; the session goes on, and passes over a late one."""
-
-
-class _Lines(asyncio.StreamReader):
-    """A reader of lines that *take* is shown as soon as they are there; those it does not take are for the reader."""
-
-    def __init__(self, take: Callable[[bytes], bool], limit: int) -> None:
-        super().__init__(limit=limit)
-        self._take = take
-        self._most = limit
-        self._begun = bytearray()
-
-    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        # What has begun is neither searched nor copied again: a long line may come byte by byte.
-        *lines, begun = bytes(data).split(b"\n")
-        if lines and self._begun:
-            lines[0] = bytes(self._begun) + lines[0]
-            self._begun.clear()
-        for line in lines:
-            if not self._take(line):
-                super().feed_data(line + b"\n")
-        self._begun += begun
-        if len(self._begun) > self._most:  # no line ends in sight: the reader refuses it
-            self._hand_on()
-
-    def feed_eof(self) -> None:
-        self._hand_on()
-        super().feed_eof()
-
-    def _hand_on(self) -> None:
-        if self._begun:
-            super().feed_data(bytes(self._begun))
-            self._begun.clear()
-
-
-class _Slices(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """What has come is taken in slices, between which all others have a turn: one monitor may flood."""
-
-    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(reader, loop=loop)
-        self._lines = reader
-        self._slice = bytearray(_SLICE)
-
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._slice
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._lines.feed_data(self._slice[:nbytes])
-
-
-class _Exchange:
-    """Commands that were sent together, and the answers so far."""
-
-    __slots__ = ("answered", "answers", "numbers")
-
-    def __init__(self, numbers: list[str], answered: asyncio.Future[None]) -> None:
-        self.numbers = numbers
-        self.answers: dict[str, dict[str, Any]] = {}
-        self.answered = answered
-        """Done when all have come."""
-
-    def takes(self, number: object, answer: dict[str, Any]) -> bool:
-        """Whether it is one of these."""
-        if number not in self.numbers or not isinstance(number, str):
-            return False
-        self.answers[number] = answer
-        if len(self.answers) == len(self.numbers) and not self.answered.done():
-            self.answered.set_result(None)
-        return True
-
-    def fail(self, error: ExecInterruptedError) -> None:
-        if not self.answered.done():
-            self.answered.set_exception(error)
-
-
-class _Monitor(QMPClient):
-    """qemu.qmp's client, with a short way for what matters.
-
-    The library hands each message from task to task, and a vCPU's coming and going is a dozen of them. Here an answer
-    that is awaited, and an event, are taken from the stream as they arrive; whatever else comes, and the beginning and
-    the end of a session, are the library's.
-    """
-
-    def __init__(self, on_event: OnEvent) -> None:
-        super().__init__(readbuflen=_LONGEST_MESSAGE)
-        # Whatever the library would log arrives here as an exception as well, and is told once, by us.
-        self.logger = _SILENCE
-        self._on_event = on_event
-        self._exchange: _Exchange | None = None
-        self.deadline = 0.0
-        """The loop time until which the present call may take."""
-
-    async def pipeline(self, commands: Sequence[Command]) -> list[Answer]:
-        """Send all *commands* before the first answer is awaited; the answers in the same order.
-
-        They are written in one piece, which wakes QEMU once. Raises :class:`_DeadlinePassed` at :attr:`deadline`.
-        """
-        if self.runstate is not Runstate.RUNNING or self._writer is None:
-            raise ExecInterruptedError("Disconnected")
-        loop = asyncio.get_running_loop()
-        numbers = [self._get_exec_id() for _ in commands]
-        text = b"".join([_encode({**command, "id": number}) for command, number in zip(commands, numbers, strict=True)])
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("-> %s", _cut(text.decode()))
-        exchange = self._exchange = _Exchange(numbers, loop.create_future())
-        timer = loop.call_at(self.deadline, exchange.fail, _DeadlinePassed())
-        try:
-            self._writer.write(text)
-            await exchange.answered
-        finally:
-            timer.cancel()
-            self._exchange = None
-        return [_answer(command, exchange.answers[number]) for command, number in zip(commands, numbers, strict=True)]
-
-    def _take(self, line: bytes) -> bool:
-        if self.runstate is not Runstate.RUNNING:
-            return False
-        try:
-            message = _decode(line)
-        except _UNDECODABLE:
-            return False  # for the library to end the session over
-        if not isinstance(message, dict):
-            return False
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("<- %s", _cut(message))
-        event = message.get("event")
-        if event is not None:
-            self._on_event(event, message.get("data"))
-            return True
-        return self._exchange is not None and self._exchange.takes(message.get("id"), message)
-
-    # Where the library is asked to do otherwise (its own hooks for subclasses)
-
-    async def _do_connect(self, address: Any, ssl: Any = None) -> None:  # noqa: ANN401 - the library's types
-        """On a connected socket, through :class:`_Lines`."""
-        self._set_state(Runstate.CONNECTING)
-        await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
-        self._reader = _Lines(self._take, self.readbuflen)
-        protocol = _Slices(self._reader, loop)
-        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=address)
-        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
-
-    async def _do_recv(self) -> Message:
-        """By the rules of :meth:`_take`: the library's own would read what is no JSON (NaN), and 1e999 as infinite."""
-        line = await self._readline()
-        try:
-            message = _decode(line)
-        except _UNDECODABLE as error:
-            raise DeserializationError("it said what is not JSON", line[:_LONGEST_TEXT]) from error
-        if not isinstance(message, dict):
-            raise DeserializationError("it said what is no JSON object", line[:_LONGEST_TEXT])
-        if isinstance(message.get("id"), dict | list):  # the library would look it up
-            raise DeserializationError("it answered what was never asked", line[:_LONGEST_TEXT])
-        return Message(message, eager=False)
-
-    def _cb_outbound(self, msg: Message) -> Message:
-        return msg  # the library's would turn it into indented text, for a log that is off
-
-    def _cb_inbound(self, msg: Message) -> Message:
-        return msg
-
-    async def _on_message(self, msg: Message) -> None:
-        if "event" not in msg:
-            await super()._on_message(msg)
-        else:  # from before the session ran; none for the library's listeners: the default one keeps it for ever
-            self._on_event(msg["event"], msg.get("data"))
-
-    async def _bh_disconnect(self) -> None:
-        try:
-            await super()._bh_disconnect()
-        finally:
-            if self._exchange is not None:
-                self._exchange.fail(ExecInterruptedError("Disconnected"))
-
-
-def _answer(command: Command, reply: dict[str, Any]) -> Answer:
-    if "return" in reply:
-        return reply["return"]
-    sent, received = Message(command), Message(reply)
-    try:
-        return ExecuteError(ErrorResponse(reply), sent, received)
-    except (KeyError, TypeError) as error:
-        raise BadReplyError("neither a result nor an error", received, sent) from error
+_QUERY_SLOTS: Final = qmp.command("query-hotpluggable-cpus")
+_QUERY_UUID: Final = qmp.command("query-uuid")
+_QUERY_KVM: Final = qmp.command("query-kvm")
+_QUERY_SECRECY: Final = qmp.command("qom-get", {"path": "/machine", "property": "confidential-guest-support"})
 
 
 class _Seated(msgspec.Struct, frozen=True, gc=False):
@@ -381,7 +164,7 @@ class QemuHypervisor:
         self._timeout = timeout
         self._greeting_timeout = greeting_timeout
         self._listener: Listener | None = None
-        self._monitor: _Monitor | None = None
+        self._monitor: qmp.Monitor | None = None
         self._connection = None
         self._watcher: asyncio.Task[None] | None = None
         self._end = "not connected"
@@ -437,7 +220,7 @@ class QemuHypervisor:
             most = "its maximum" if self._machine is None else f"its maximum of {self._machine.max_vcpus}"
             raise ValueError(f"{count} vCPUs cannot be added: a machine takes from 1 to {most}")
 
-        async def plug(monitor: _Monitor) -> Plugged:
+        async def plug(monitor: qmp.Monitor) -> Plugged:
             if not self._slots:
                 raise Unsupported(f"{self._path}: this machine cannot hot-plug vCPUs")
             if len(self._free_slots(count)) < count:
@@ -501,8 +284,8 @@ class QemuHypervisor:
 
     async def _dial(self, *, again: bool = True) -> socket.socket:
         """A session on a new connection, watched from now on."""
-        connection = _connected_socket(self._path)
-        monitor = _Monitor(self._on_event)
+        connection = qmp.connected_socket(self._path)
+        monitor = qmp.Monitor(self._on_event)
         try:
             async with asyncio.timeout(self._greeting_timeout):
                 await monitor.connect(connection)
@@ -517,10 +300,10 @@ class QemuHypervisor:
             if again and isinstance(error.exc, GreetingError):
                 # What QEMU had still to tell the last client comes before the greeting to the next one.
                 return await self._dial(again=False)
-            raise Unreachable(f"{self._path}: {_cut(error)}") from None
+            raise Unreachable(f"{self._path}: {qmp.one_line(error)}") from None
         except (QMPError, OSError, EOFError) as error:
             connection.close()
-            raise Unreachable(f"{self._path}: {_cut(error)}") from None
+            raise Unreachable(f"{self._path}: {qmp.one_line(error)}") from None
         except BaseException:
             connection.close()
             raise
@@ -530,7 +313,7 @@ class QemuHypervisor:
         self._watcher = asyncio.create_task(self._watch(monitor), name=f"watch {self._path}")
         return connection
 
-    async def _watch(self, monitor: _Monitor) -> None:
+    async def _watch(self, monitor: qmp.Monitor) -> None:
         """Wait for the end of the session, whoever ends it, and tell it."""
         while monitor.runstate is Runstate.RUNNING:
             await monitor.runstate_changed()
@@ -540,11 +323,11 @@ class QemuHypervisor:
         except EOFError:
             reason = "QEMU closed the connection"
         except DeserializationError as error:
-            reason = f"{error.error_message}: {_cut(error.raw)}"
+            reason = f"{error.error_message}: {qmp.one_line(error.raw)}"
         except ValueError:  # of the reader of lines
-            reason = f"it said a line of more than {_LONGEST_MESSAGE} bytes"
+            reason = f"it said a line of more than {qmp.LONGEST_MESSAGE} bytes"
         except Exception as error:  # qemu.qmp re-raises whatever stopped its reader or writer
-            reason = f"{type(error).__name__}: {_cut(error)}"
+            reason = f"{type(error).__name__}: {qmp.one_line(error)}"
         self._end = self._end or reason
         self._monitor = None
         if self._machine is not None:
@@ -565,13 +348,13 @@ class QemuHypervisor:
             watcher.cancel()
             self._monitor = None
 
-    def _session(self) -> _Monitor:
+    def _session(self) -> qmp.Monitor:
         if self._monitor is None:
             raise Unreachable(f"{self._path}: {self._end}")
         return self._monitor
 
     async def _call(
-        self, name: str, carry_out: Callable[[_Monitor], Awaitable[T]], *, devices: int = 1, more: float = 0.0
+        self, name: str, carry_out: Callable[[qmp.Monitor], Awaitable[T]], *, devices: int = 1, more: float = 0.0
     ) -> T:
         """One call, on so many devices: its deadline, and its failures in the words of :mod:`hypervisors.base`.
 
@@ -583,7 +366,7 @@ class QemuHypervisor:
         silent_calls, self._silent_calls = self._silent_calls + 1, 0
         try:
             return await carry_out(monitor)
-        except _DeadlinePassed:
+        except qmp.DeadlinePassed:
             self._silent_calls = silent_calls
             if silent_calls == _SILENT_CALLS:
                 await self._break(f"no answer to {_SILENT_CALLS} calls in a row")
@@ -592,34 +375,34 @@ class QemuHypervisor:
             await self._break()
             raise Unreachable(f"{self._path}: {name}: {self._end}") from None
         except (BadReplyError, msgspec.ValidationError) as error:
-            await self._break(f"an answer that cannot be understood: {_cut(error)}")
+            await self._break(f"an answer that cannot be understood: {qmp.one_line(error)}")
             raise Unreachable(f"{self._path}: {name}: {self._end}") from None
 
     # What is read
 
-    async def _learn(self, monitor: _Monitor) -> Machine:
+    async def _learn(self, monitor: qmp.Monitor) -> Machine:
         questions = (_QUERY_UUID, _QUERY_KVM, _QUERY_SECRECY, _QUERY_SLOTS, _QUERY_BASE, _QUERY_ROOM)
         answers, plugged = await self._exchange(monitor, *questions)
         uuid, kvm, secrecy, slots, base, room = answers
         self._able = qemu_memory.ability(
-            _value(base, qemu_memory.Summary).base_memory,
-            qemu_memory.Configured() if isinstance(room, ExecuteError) else _value(room, qemu_memory.Configured),
+            qmp.value(base, qemu_memory.Summary).base_memory,
+            qemu_memory.Configured() if isinstance(room, ExecuteError) else qmp.value(room, qemu_memory.Configured),
             self._memory_devices,
         )
         self._memory = qemu_memory.memory(self._able, self._memory_devices)
-        identity = _value(uuid, _Uuid).uuid
+        identity = qmp.value(uuid, _Uuid).uuid
         pluggable = not isinstance(slots, ExecuteError) and not _keeps_secrets(secrecy)
-        self._slots = _value(slots, list[_Slot])[::-1] if pluggable else []
+        self._slots = qmp.value(slots, list[_Slot])[::-1] if pluggable else []
         return Machine(
             identity="" if identity == _NO_UUID else identity,
-            pid=None if self._connection is None else _peer(self._connection),
+            pid=None if self._connection is None else qmp.peer_pid(self._connection),
             max_vcpus=len(self._slots) or len(plugged.vcpus),
             vcpu_hotplug=bool(self._slots),
             accelerator=Accelerator.KVM if _uses_kvm(kvm) else Accelerator.TCG,
             memory=self._able.hotplug,
         )
 
-    async def _exchange(self, monitor: _Monitor, *commands: Command) -> tuple[list[Answer], Plugged]:
+    async def _exchange(self, monitor: qmp.Monitor, *commands: qmp.Command) -> tuple[list[qmp.Answer], Plugged]:
         """Send *commands* and read back, in one go. The memory is asked for only when something has touched it."""
         ask_memory, self._memory_stale = self._memory_stale, False
         queries = (*_QUERY_MEMORY, _QUERY_CPUS) if ask_memory else (_QUERY_CPUS,)
@@ -627,7 +410,7 @@ class QemuHypervisor:
             answers = await monitor.pipeline([*commands, *queries])
             if ask_memory:
                 await self._take_memory(monitor, answers[-3], answers[-2])
-            return answers[: len(commands)], self._seat(_value(answers[-1], _Cpus))
+            return answers[: len(commands)], self._seat(qmp.value(answers[-1], _Cpus))
         except BaseException:
             self._memory_stale = self._memory_stale or ask_memory
             raise
@@ -650,29 +433,29 @@ class QemuHypervisor:
         vcpus = tuple([seated.vcpu for seated in order])
         return Plugged(vcpus, memory.total, memory.asked, memory.dimms, memory.grows_left, memory.beside)
 
-    async def _take_memory(self, monitor: _Monitor, devices: Answer, backends: Answer) -> None:
+    async def _take_memory(self, monitor: qmp.Monitor, devices: qmp.Answer, backends: qmp.Answer) -> None:
         """Take note of the memory, and remove the backends of ours that nobody uses."""
-        self._memory_devices = _value(devices, list[qemu_memory.MemoryDevice])
-        self._backends = _value(backends, list[qemu_memory.Backend])
+        self._memory_devices = qmp.value(devices, list[qemu_memory.MemoryDevice])
+        self._backends = qmp.value(backends, list[qemu_memory.Backend])
         self._memory = memory = qemu_memory.memory(self._able, self._memory_devices, self._backends)
         self._dimms = dict(memory.slots)
         self._highest_dimm = max(self._highest_dimm, memory.highest)
         if memory.orphans:
-            answers = await monitor.pipeline([_command("object-del", {"id": name}) for name in memory.orphans])
+            answers = await monitor.pipeline([qmp.command("object-del", {"id": name}) for name in memory.orphans])
             for name, answer in zip(memory.orphans, answers, strict=True):
                 if isinstance(answer, ExecuteError):
-                    log.warning("%s: object-del %s: %s", self._path, name, _cut(answer))
+                    log.warning("%s: object-del %s: %s", self._path, name, qmp.one_line(answer))
 
     async def _ask_to_leave(self, call: str, ids: Sequence[str], on_gone: Callable[[], None]) -> None:
         """Send ``device_del`` for *ids*. Where one of them had gone already, that is news: *on_gone*."""
-        requests = [_command("device_del", {"id": name}) for name in ids]
+        requests = [qmp.command("device_del", {"id": name}) for name in ids]
         answers = await self._call(call, lambda monitor: monitor.pipeline(requests), devices=len(ids))
         errors = [(name, error) for name, error in zip(ids, answers, strict=True) if isinstance(error, ExecuteError)]
         refused = [(name, error) for name, error in errors if error.error_class != "DeviceNotFound"]
         if len(refused) < len(errors):
             on_gone()
         for name, error in refused:
-            raise Refused(f"device_del {name}: {_cut(error)}")
+            raise Refused(f"device_del {name}: {qmp.one_line(error)}")
 
     # Plugging
 
@@ -682,7 +465,7 @@ class QemuHypervisor:
         free = (slot for slot in range(len(self._slots)) if slot not in occupied)
         return list(islice(free, count))
 
-    async def _plug(self, monitor: _Monitor, count: int, *, again: bool) -> Plugged:
+    async def _plug(self, monitor: qmp.Monitor, count: int, *, again: bool) -> Plugged:
         slots = self._free_slots(count)
         if len(slots) < count:
             raise Refused(f"{self._path}: {count} vCPUs asked for, {len(slots)} of {len(self._slots)} slots are free")
@@ -693,7 +476,7 @@ class QemuHypervisor:
             answers, plugged = await self._exchange(
                 monitor,
                 *(
-                    _command("device_add", {"driver": kind.type, "id": name, **kind.props})
+                    qmp.command("device_add", {"driver": kind.type, "id": name, **kind.props})
                     for name, kind in zip(names, (self._slots[slot] for slot in slots), strict=True)
                 ),
             )
@@ -709,12 +492,12 @@ class QemuHypervisor:
         if taken and again:
             return await self._plug(monitor, len(refused), again=False)
         for name, slot, answer in refused:
-            raise Refused(f"device_add {name} in slot {slot}: {_cut(answer)}")
+            raise Refused(f"device_add {name} in slot {slot}: {qmp.one_line(answer)}")
         return plugged
 
     # Memory
 
-    async def _plug_dimm(self, monitor: _Monitor, size: int) -> Plugged:
+    async def _plug_dimm(self, monitor: qmp.Monitor, size: int) -> Plugged:
         """Plug one of *size* bytes; where QEMU refuses it, the read-back finds the backend unused and removes it."""
         if self._another_backend is None:
             self._another_backend = await self._learn_backend(monitor)
@@ -722,35 +505,35 @@ class QemuHypervisor:
         name = f"{qemu_memory.OUR_DIMM}{self._highest_dimm}"
         answers, plugged = await self._change_memory(
             monitor,
-            _command("object-add", {**self._another_backend, "id": name, "size": size}),
-            _command("device_add", {"driver": "pc-dimm", "id": name, "memdev": name}),
+            qmp.command("object-add", {**self._another_backend, "id": name, "size": size}),
+            qmp.command("device_add", {"driver": "pc-dimm", "id": name, "memdev": name}),
         )
         for command, answer in zip(("object-add", "device_add"), answers, strict=True):
             if isinstance(answer, ExecuteError):
-                raise Refused(f"{command} {name} of {size} bytes: {_cut(answer)}")
+                raise Refused(f"{command} {name} of {size} bytes: {qmp.one_line(answer)}")
         return plugged
 
-    def _request(self, size: int) -> Callable[[_Monitor], Awaitable[Plugged]]:
+    def _request(self, size: int) -> Callable[[qmp.Monitor], Awaitable[Plugged]]:
         """Ask the virtio-mem device for *size* bytes; the same again wakes a guest that has given up."""
 
-        async def request(monitor: _Monitor) -> Plugged:
+        async def request(monitor: qmp.Monitor) -> Plugged:
             path = _PERIPHERAL + self._able.device
-            ask = _command("qom-set", {"path": path, "property": "requested-size", "value": size})
+            ask = qmp.command("qom-set", {"path": path, "property": "requested-size", "value": size})
             (answer,), plugged = await self._change_memory(monitor, ask)
             if isinstance(answer, ExecuteError):
-                raise Refused(f"requested-size {size} of {self._able.device}: {_cut(answer)}")
+                raise Refused(f"requested-size {size} of {self._able.device}: {qmp.one_line(answer)}")
             return plugged
 
         return request
 
-    async def _change_memory(self, monitor: _Monitor, *commands: Command) -> tuple[list[Answer], Plugged]:
+    async def _change_memory(self, monitor: qmp.Monitor, *commands: qmp.Command) -> tuple[list[qmp.Answer], Plugged]:
         self._memory_stale = self._adding = True
         try:
             return await self._exchange(monitor, *commands)
         finally:
             self._adding = False
 
-    async def _learn_backend(self, monitor: _Monitor) -> dict[str, object]:
+    async def _learn_backend(self, monitor: qmp.Monitor) -> dict[str, object]:
         """How a backend is made that is as the boot memory's; asked when the first DIMM is to be plugged."""
         (named,) = await monitor.pipeline([_property("/machine", "memory-backend")])
         boot = qemu_memory.boot_backend(named if isinstance(named, str) else "", self._backends, self._memory_devices)
@@ -758,12 +541,12 @@ class QemuHypervisor:
             raise Refused(f"{self._path}: QEMU names no backend of the boot memory, after which a DIMM's is made")
         path = f"/objects/{boot.id}"
         (kind,) = await monitor.pipeline([_property(path, "type")])
-        names = qemu_memory.properties(_value(kind, str))
+        names = qemu_memory.properties(qmp.value(kind, str))
         values = await monitor.pipeline([_property(path, name) for name in names])
         told = {name: value for name, value in zip(names, values, strict=True) if not isinstance(value, ExecuteError)}
         file = told.get("mem-path")
         private_path = isinstance(file, str) and not self._is_directory(file)
-        return qemu_memory.another(boot, _value(kind, str), told, private_path=private_path)
+        return qemu_memory.another(boot, qmp.value(kind, str), told, private_path=private_path)
 
     def _is_directory(self, path: str) -> bool:
         """Whether *path* is one where QEMU looks, which may have file systems of its own."""
@@ -841,27 +624,6 @@ class QemuHypervisor:
             self._listener(change)
 
 
-def _connected_socket(path: str) -> socket.socket:
-    """A connection to the Unix socket *path*; at once or not at all, as such sockets do."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        vmm_socket.connect(connection, path)
-    except BlockingIOError:
-        connection.close()
-        raise Busy(f"{path}: others are already waiting for this monitor") from None
-    except OSError as error:
-        connection.close()
-        raise Unreachable(f"{path}: {_cut(error)}") from None
-    return connection
-
-
-def _peer(connection: socket.socket) -> int:
-    """The process that listens at the other end."""
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid)
-
-
 def _refusal(ost: _Ost) -> str:
     return f"{_EJECTION_STATUS.get(ost.status, 'no reason told')} (ACPI status {ost.status})"
 
@@ -876,28 +638,15 @@ def _number(seated: _Seated) -> int:
     return seated.number
 
 
-def _uses_kvm(answer: Answer) -> bool:
+def _uses_kvm(answer: qmp.Answer) -> bool:
     """A QEMU that was built without KVM does not know the question."""
-    return not isinstance(answer, ExecuteError) and _value(answer, _Kvm).enabled
+    return not isinstance(answer, ExecuteError) and qmp.value(answer, _Kvm).enabled
 
 
-def _keeps_secrets(answer: Answer) -> bool:
+def _keeps_secrets(answer: qmp.Answer) -> bool:
     """Whether this is a confidential guest: QEMU lists its slots, but what it is measured with at its start stays.
 
     The answer is the QOM path of what protects it, "" without; a QEMU that knows no such thing does not know the
     property.
     """
-    return not isinstance(answer, ExecuteError) and _value(answer, str) != ""
-
-
-def _value(answer: Answer, kind: type[T]) -> T:
-    """*answer* as *kind*. Raises :class:`Refused` when it is an error, ValidationError when it is something else."""
-    if isinstance(answer, ExecuteError):
-        raise Refused(f"{answer.sent.get('execute')}: {_cut(answer)}")
-    return msgspec.convert(answer, kind)
-
-
-def _cut(said: object) -> str:
-    """What somebody said, as one line that is not too long."""
-    line = " ".join(str(said).split())
-    return line if len(line) <= _LONGEST_TEXT else line[: _LONGEST_TEXT - 1] + "…"
+    return not isinstance(answer, ExecuteError) and qmp.value(answer, str) != ""

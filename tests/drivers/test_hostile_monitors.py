@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hypervisors.base import ConnectionLost, GuestReset, HypervisorError, Refused, SizeChanged, TimedOut, Unreachable
-from hypervisors.qemu import QemuHypervisor, _Lines
+from hypervisors.qemu import QemuHypervisor
+from hypervisors.qmp import Lines
 from tests.drivers.backends import Hints
 from tests.drivers.misdeeds import ANSWERS, EVENT, GREETINGS, LONG, MISDEEDS, READ, SHORT, Misdeed
 from tests.fakes.qmp_server import GREETING, ID, QmpServer, refusal
@@ -218,7 +219,7 @@ async def test_the_time_that_a_long_line_takes_does_not_grow_with_the_pieces_it_
         taken.append(line)
         return True
 
-    lines = _Lines(take, 1 << 20)
+    lines = Lines(take, 1 << 20)
     loop = asyncio.get_running_loop()
     began = loop.time()
     for _ in range(60_000):
