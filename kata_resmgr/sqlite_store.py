@@ -211,6 +211,10 @@ class SqliteStore:
             if (fault := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(fault)
             self._must_be_ours(db)
+            # Nobody else has any business in it: what is locked once need not be locked for each transaction. Most
+            # transactions change a row or two, and each page that they touch is summed and copied.
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("PRAGMA page_size = 1024")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             version = _pragma(db, "user_version")

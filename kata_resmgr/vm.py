@@ -194,6 +194,7 @@ class Vm:
         self._read_waiters: list[asyncio.Future[None]] = []
         self._lost: str | None = None
         self._told = False
+        self._struck_out = False
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()  # kept: asking for it is a system call each time
@@ -601,6 +602,8 @@ class Vm:
             if self._told:  # let those who have what they waited for answer first: nobody waits for what is next
                 self._told = False
                 await asyncio.sleep(0)
+            if self._struck_out:
+                self._forget_what_has_left()
             if self._lost is not None:
                 raise Unreachable(self._lost)
             if self._held:
@@ -751,6 +754,14 @@ class Vm:
             self._tell(f"{resource.value}.removing", count=fresh)
         return True
 
+    def _forget_what_has_left(self) -> None:
+        """Strike it out of the record as well. No answer waits for that: a restart would find it gone as we have."""
+        self._struck_out = False
+        try:
+            self._keep(self._vcpus.pending | self._memory.pending)
+        except StateUnavailable as problem:
+            self._log.warning("that removals have ended is not recorded", reason=problem.detail)
+
     def _say_why(self, reason: str | None, memory: MemorySituation | None) -> None:
         """Nothing to do for now: say why what is surplus is still there, and what cannot be had."""
         if reason is None or reason == "grace":
@@ -821,10 +832,7 @@ class Vm:
         if gone or memory_gone:
             self._vcpus.strike_out(gone)
             self._memory.strike_out(memory_gone)
-            try:
-                self._keep(self._vcpus.pending | self._memory.pending)
-            except StateUnavailable as problem:  # a restart finds them gone as well
-                self._log.warning("that removals have ended is not recorded", reason=problem.detail)
+            self._struck_out = True
             self._log.debug("removed", units=gone + memory_gone, vcpus=len(ids), memory=plugged.memory)
         if before is not NOTHING:
             self._tell_changes(before, plugged, gone, memory_gone)

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -122,7 +122,6 @@ def test_nobody_else_may_read_it(path: Path) -> None:
         assert {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {
             "state.db": 0o600,
             "state.db-wal": 0o600,
-            "state.db-shm": 0o600,
             "state.db.lock": 0o600,
         }
 
@@ -146,30 +145,20 @@ def test_a_second_daemon_is_told_who_holds_it_and_a_killed_one_holds_nothing(pat
     assert loaded(path) == []
 
 
+def test_while_it_is_open_it_is_nobody_else_s(path: Path) -> None:
+    locked = pytest.raises(sqlite3.OperationalError, match="locked")
+    with opened(path), closing(sqlite3.connect(path, timeout=0)) as db, locked:
+        db.execute("SELECT * FROM sandbox")
+
+
 # What cannot be written
 
 
-def locked(path: Path) -> Callable[[], None]:
-    """Somebody else writes to it, and does not come to an end."""
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("BEGIN IMMEDIATE")
-    return db.close
-
-
-def full(path: Path) -> Callable[[], None]:
-    """Files may grow no more."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name("state.db-wal").stat().st_size, before[1]))
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("fault", [locked, full])
-def test_what_cannot_be_written_is_refused_and_changes_nothing(
-    path: Path, fault: Callable[[Path], Callable[[], None]]
-) -> None:
+def test_what_cannot_be_written_is_refused_and_changes_nothing(path: Path) -> None:
     with opened(path) as store:
         store.save_sandbox(record(), {"a": b"{}"})
-        mend = fault(path)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)  # files may grow no more
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name("state.db-wal").stat().st_size, before[1]))
         try:
             for attempt in (
                 partial(store.save_sandbox, replace(record(), held=True)),
@@ -183,7 +172,7 @@ def test_what_cannot_be_written_is_refused_and_changes_nothing(
                     attempt()
                 assert (failure.value.code.status, failure.value.retryable) == (503, True)
         finally:
-            mend()
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
         store.save_containers("s1", {"c": b"{}"})
     assert loaded(path) == [Kept(record(), {"a": b"{}", "c": b"{}"})]
 
