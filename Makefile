@@ -1,4 +1,4 @@
-# make venv | demo | test | test-system | lint | bench | fleet | soak | install | clean
+# make venv | demo | test | test-system | lint | bench | fleet | soak | fuzz | install | clean
 #
 # Everything lands in .venv, made from constraints.txt. On Debian and Ubuntu, as root, what is missing is installed.
 # `make install` puts the program, its units and a sample configuration below $(DESTDIR)$(PREFIX).
@@ -9,7 +9,7 @@ DESTDIR ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-system lint bench fleet soak install clean
+.PHONY: venv demo test test-system lint bench fleet soak fuzz install clean
 
 venv: $(READY)
 	@:
