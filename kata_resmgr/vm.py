@@ -8,7 +8,7 @@ is :func:`kata_resmgr.step.next_step`; this module only carries it out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -23,6 +23,7 @@ from hypervisors.base import (
     Busy,
     Change,
     ConnectionLost,
+    Dimm,
     GuestReset,
     Hypervisor,
     HypervisorError,
@@ -138,6 +139,12 @@ def _memory_exhausted(memory: MemorySituation) -> tuple[Code, str] | None:
                 "higher one"
             )
     return None
+
+
+def _left(before: Sequence[Dimm], plugged: Plugged) -> int:
+    """Bytes of the DIMMs that were there *before* and are not any more: a removal ended meanwhile."""
+    there = {dimm.id for dimm in plugged.dimms}
+    return sum(dimm.size for dimm in before if dimm.id not in there)
 
 
 class Vm:
@@ -655,7 +662,7 @@ class Vm:
         return self._heed.not_before if self._stale else None
 
     async def _grow(self, driver: Hypervisor, count: int) -> None:
-        before = len(self._plugged.vcpus)
+        before = {vcpu.id for vcpu in self._plugged.vcpus}
         self._sending()
         try:
             plugged = await driver.add_vcpus(count)
@@ -663,7 +670,7 @@ class Vm:
             plugged = await driver.read()
             refusal: str | None = str(error)
         else:
-            came = len(plugged.vcpus) - before
+            came = sum(vcpu.id not in before for vcpu in plugged.vcpus)  # others may have left meanwhile
             refusal = None if came >= count else f"{count} vCPUs were accepted, and {came} are there"
         self._log.debug("plugged", asked=count, vcpus=len(plugged.vcpus), refusal=refusal)
         if refusal is None:
@@ -674,6 +681,7 @@ class Vm:
             self._refused(Resource.VCPUS, refusal)
 
     async def _grow_memory(self, driver: Hypervisor, to: int) -> None:
+        before = self._plugged.dimms
         self._sending()
         try:
             plugged = await driver.grow_memory(to)
@@ -681,6 +689,7 @@ class Vm:
             plugged = await driver.read()
             refusal: str | None = str(error)
         else:
+            to -= _left(before, plugged)
             comes = max(asked(plugged), plugged.memory)
             refusal = None if comes >= to else f"{to} bytes of memory were accepted, and {comes} are to be there"
         self._log.debug("memory asked for", to=to, memory=plugged.memory, refusal=refusal)

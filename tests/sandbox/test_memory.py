@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from hypervisors.base import MemoryHotplug, MemoryMethod
-from hypervisors.fake import FakeVm, Guest
+from hypervisors.base import MemoryHotplug, MemoryMethod, Plugged
+from hypervisors.fake import FakeHypervisor, FakeVm, Guest
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Patience
+from kata_resmgr.store import Attachment
 from kata_resmgr.vm import Goal
-from tests.sandbox.rig import Rig, rig
+from tests.sandbox.rig import Rig, cpus, rig
 from tests.virtual_time import virtual
 
 MIB = 1 << 20
@@ -511,3 +512,35 @@ async def test_after_a_reconnect_a_blocked_shrink_goes_on() -> None:
         vm.guest = Guest.COOPERATE
         await r.pass_time(60)
         assert (sizes(r), r.state.converged, r.store.removals["s1"]) == ((0, 0, 0), True, {})
+
+
+class EjectsMeanwhile(FakeHypervisor):
+    """Plugging takes a second, and meanwhile the guest ends what it was asked for before."""
+
+    async def add_vcpus(self, count: int) -> Plugged:
+        await super().add_vcpus(count)
+        await asyncio.sleep(1)
+        self._vm.guest_ejects()
+        return await self.read()
+
+    async def grow_memory(self, to: int) -> Plugged:
+        await super().grow_memory(to)
+        await asyncio.sleep(1)
+        self._vm.guest_ejects()
+        return await self.read()
+
+
+@pytest.mark.parametrize("resources", [memory(256), cpus(2)], ids=["memory", "vcpus"])
+@virtual
+async def test_a_removal_that_ends_while_something_is_plugged_is_no_refusal(resources: bytes) -> None:
+    async with rig(vm=dimm_vm(), attached=False) as r:
+        await r.sandbox.attach(Attachment("/run/s1.sock", None, None), lambda: EjectsMeanwhile(r.vm))
+        await r.put("c1", resources)
+        r.vm.guest = Guest.IGNORE
+        await r.delete("c1", Patience(wait=0.1))
+        growing = asyncio.create_task(r.put("c2", resources))
+        await r.pass_time(0.5)
+        await r.put("c3", resources)  # waits for more than what is being plugged
+        await growing
+        assert (r.state.satisfied, r.state.converged, r.vm.asked_to_leave) == (True, True, ())
+        assert r.condition("GrowFailed") is None
