@@ -1,4 +1,4 @@
-# make venv | demo | test | test-system | lint | bench | fleet | soak | fuzz | install | clean
+# make venv | demo | test | test-system | lint | bench | fleet | soak | fuzz | faults | install | clean
 #
 # Everything lands in .venv, made from constraints.txt. On Debian and Ubuntu, as root, what is missing is installed.
 # `make install` puts the program, its units and a sample configuration below $(DESTDIR)$(PREFIX).
@@ -9,7 +9,7 @@ DESTDIR ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: venv demo test test-system lint bench fleet soak fuzz install clean
+.PHONY: venv demo test test-system lint bench fleet soak fuzz faults install clean
 
 venv: $(READY)
 	@:
@@ -50,6 +50,10 @@ install: venv
 
 fuzz: venv
 	@$(VENV)/bin/python -m tests.fuzz.raw --messages $(or $(MESSAGES),20000)
+
+faults: venv
+	@$(VENV)/bin/python -m kata_resmgr.guest
+	@$(VENV)/bin/python -m tests.faults --kills $(or $(KILLS),1000)
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,15 +57,31 @@ class Caller(http.client.HTTPConnection):
 class Daemon:
     """``kata-resmgr serve`` in a directory of its own; ready when entered, ended (and waited for) when left."""
 
-    def __init__(self, directory: Path, config: str = "", *, inherit: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: str = "",
+        *,
+        inherit: socket.socket | None = None,
+        program: Sequence[str] = (str(PROGRAM),),
+    ) -> None:
+        """*program* is what is started with the daemon's arguments."""
         self.directory = directory
         self.socket = directory / "api.sock"
         self.log = directory / "log"
         self._config = config
         self._inherit = inherit
+        self._program = program
         self._callers: list[Caller] = []
 
     def __enter__(self) -> Self:
+        if not self._start(DEADLINE):
+            self.__exit__(None, None, None)
+            raise AssertionError(f"the daemon did not get ready:\n{self.log.read_text()}")
+        return self
+
+    def _start(self, patience: float) -> bool:
+        """Whether it got ready in so many seconds."""
         configuration = self.directory / "config.toml"
         configuration.write_text(
             f'{self._config}\n[daemon]\nsocket = "{self.socket}"\nstate = "{self.directory}/state.db"\n'
@@ -74,11 +90,11 @@ class Daemon:
         notify = self.directory / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, self.log.open("wb") as log:
             ready.bind(str(notify))
-            ready.settimeout(DEADLINE)
             environment = {**os.environ, "NOTIFY_SOCKET": str(notify)}
-            command = [str(PROGRAM), "serve", "--config", str(configuration)]
+            command = [*self._program, "serve", "--config", str(configuration)]
             if self._inherit is not None:
                 command = [sys.executable, "-c", _HAND_OVER, str(self._inherit.fileno()), *command]
+            self.started = time.monotonic()
             self.process = subprocess.Popen(
                 command,
                 env=environment,
@@ -86,14 +102,17 @@ class Daemon:
                 stderr=log,
                 pass_fds=[] if self._inherit is None else [self._inherit.fileno()],
             )
+            end = self.started + patience
             try:
-                while b"READY=1" not in ready.recv(4096):
-                    pass
-            except OSError as error:
-                self.__exit__(None, None, None)
-                raise AssertionError(f"the daemon did not get ready:\n{self.log.read_text()}") from error
-        notify.unlink()
-        return self
+                while (left := end - time.monotonic()) > 0:
+                    ready.settimeout(left)
+                    if b"READY=1" in ready.recv(4096):
+                        return True
+            except TimeoutError:
+                pass
+            finally:
+                notify.unlink()
+        return False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -116,6 +135,13 @@ class Daemon:
     def start_again(self) -> None:
         """Another one, on what the last one has left; ready when this returns. Its log is added to nothing."""
         self.__enter__()
+
+    def start_and_kill(self, after: float) -> None:
+        """Another one, which gets so many seconds before it is ended as by :meth:`kill`, ready or not."""
+        end = time.monotonic() + after
+        self._start(after)
+        time.sleep(max(0.0, end - time.monotonic()))
+        self.kill()
 
     def caller(self) -> Caller:
         """A connection that is closed with the daemon, if not before."""
