@@ -20,8 +20,11 @@ class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.on_turn: Callable[[], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.on_turn is not None:
+            self.on_turn()
         events = super().select(0)
         if not events and timeout != 0:
             if timeout is None:
@@ -39,6 +42,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    def at_each_turn(self, action: Callable[[], None] | None) -> None:
+        """From now on *action* is called between what is ready and what gets ready then."""
+        self._jumping.on_turn = action
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

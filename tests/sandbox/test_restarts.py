@@ -7,16 +7,17 @@ import json
 import os
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from hypervisors.base import Accelerator, Listener, Machine
-from hypervisors.fake import FakeHypervisor, FakeVm, Guest
+from hypervisors.fake import Call, FakeHypervisor, FakeVm, Guest
 from kata_resmgr.manager import ADOPTED_AT_ONCE, SandboxSpec
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import LOST_KEPT, Patience
@@ -24,7 +25,9 @@ from kata_resmgr.store import StateUnavailable
 from kata_resmgr.vm import Goal
 from tests.sandbox.hosts import Machines, machines
 from tests.sandbox.rig import cpus
-from tests.virtual_time import virtual
+from tests.virtual_time import VirtualLoop, virtual
+
+T = TypeVar("T")
 
 NOW = Patience()
 SOON = Patience(wait=5)
@@ -139,7 +142,15 @@ async def killed(host: Machines, lives: int, at_once: bool) -> bool:
     else:
         return False
     await host.restart()
-    assert as_sizes(host.table("s1")) in (answered, attempted), name
+    await must_be_made_good(host, vm, (answered, attempted), name, held)
+    return True
+
+
+async def must_be_made_good(
+    host: Machines, vm: FakeVm, tables: tuple[dict[str, float], ...], name: str, held: bool
+) -> None:
+    """The next daemon goes on from one of these *tables*; *name* is the step in which the last one was killed."""
+    assert as_sizes(host.table("s1")) in tables, name
     if name not in ("hold", "release"):
         assert (host.manager.sandbox("s1").phase == "held") == held, name
     await host.manager.release("s1")
@@ -147,6 +158,75 @@ async def killed(host: Machines, lives: int, at_once: bool) -> bool:
     assert len(vm.vcpus) == host.manager.sandbox("s1").vcpus.desired, name
     await put(host, "z", 1)
     assert sizes(host)[0] == len(vm.vcpus), name
+
+
+# Kill -9 between any two turns of the event loop
+
+
+class Hesitant(FakeHypervisor):
+    """What it is asked for is some turns on its way, done, and known some turns later."""
+
+    async def _call(self, call: Call, carry_out: Callable[[], T]) -> T:
+        for _ in range(2):
+            await asyncio.sleep(0)
+        answer = await super()._call(call, carry_out)
+        for _ in range(2):
+            await asyncio.sleep(0)
+        return answer
+
+
+@virtual
+async def test_killed_at_any_await(short_tmp: Path) -> None:
+    for turns in count():
+        directory = short_tmp / str(turns)
+        directory.mkdir()
+        async with machines(directory) as host:
+            host.driver = Hesitant
+            if not await killed_after(host, turns):
+                break
+    assert turns > 50  # the whole life has been led
+
+
+async def killed_after(host: Machines, turns: int) -> bool:
+    """Lead that life; whether it was still led after so many turns, when everything stopped."""
+    vm = await host.boot("s1")
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    led: list[tuple[str, dict[str, float], dict[str, float], bool]] = [("", {}, {}, False)]
+    at_the_end: list[tuple[str, dict[str, float], dict[str, float], bool]] = []
+    left = turns
+
+    def turn() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:  # from now on nothing is kept, and nothing is sent
+            loop.at_each_turn(None)
+            at_the_end.append(led[-1])
+            host.store.lives = 0
+            vm.die()
+
+    async def lead() -> None:
+        answered: dict[str, float] = {}
+        held = False
+        for name, step, table in STEPS:
+            attempted = answered if table is None else table
+            led.append((name, answered, attempted, held))
+            await step(host)
+            held = (held or name == "hold") and name != "release"
+            answered = attempted
+
+    loop.at_each_turn(turn)
+    with suppress(Problem):
+        await lead()
+    loop.at_each_turn(None)
+    if not at_the_end:
+        return False
+    await host.kill()
+    vm.back()
+    host.start()
+    await host.manager.adopt()
+    name, answered, attempted, held = at_the_end[0]
+    await must_be_made_good(host, vm, (answered, attempted), name, held)
     return True
 
 
