@@ -27,6 +27,7 @@ class Kind(StrEnum):
     ABOVE_HOST = "AboveHost"
     ANNOTATION_IGNORED = "AnnotationIgnored"
     BURST_WITHOUT_RATE = "BurstWithoutRate"
+    LIMITS_DIFFER = "LimitsDiffer"
 
 
 def timestamp() -> str:

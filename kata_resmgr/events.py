@@ -194,7 +194,7 @@ class Teller:
         self._events = events
         self._sandbox = sandbox
 
-    def __call__(self, kind: str, **data: int | str) -> None:
+    def __call__(self, kind: str, /, **data: int | str) -> None:
         self._events.tell(self._sandbox, kind, data)
 
     def phase(self, before: str, now: str) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from hypervisors.base import Hypervisor
+from hypervisors.base import DeviceKind, Hypervisor
+from hypervisors.ch_types import DiskConfig
 from kata_resmgr import paths, view, vmm
 from kata_resmgr.config import Settings
 from kata_resmgr.declared import declare
+from kata_resmgr.devices import AnySpec, Spec
 from kata_resmgr.events import Events, Teller
 from kata_resmgr.ledger import registered
+from kata_resmgr.limits import Limits
 from kata_resmgr.metrics import MeasuredHypervisor, Metrics
 from kata_resmgr.plan import DryRun, Planned, Request
 from kata_resmgr.problem import At, Code, Problem
@@ -47,6 +50,7 @@ class SandboxSpec:
     annotations: Mapping[str, str] | None = None
     resources: bytes | None = None
     directory: str | None = None
+    groups: Mapping[str, Limits] | None = None
 
 
 class ResourceManager:
@@ -234,6 +238,38 @@ class ResourceManager:
         """Whether the wanted size is reached."""
         return await self._get(sandbox_id).delete(container_id, patience)
 
+    # Devices
+
+    async def put_device(self, sandbox_id: str, spec: AnySpec, patience: Patience) -> tuple[view.Device, bool]:
+        """Add a disk or net; whether it is a new one."""
+        return await self._get(sandbox_id).put_device(self._with_real_paths(spec), patience)
+
+    async def delete_device(self, sandbox_id: str, kind: DeviceKind, device_id: str, patience: Patience) -> None:
+        await self._get(sandbox_id).delete_device(kind, device_id, patience)
+
+    async def limit_device(
+        self, sandbox_id: str, kind: DeviceKind, device_id: str, limits: Limits, replacing: bool, patience: Patience
+    ) -> view.Device:
+        """Other limits; *replacing*: by taking it out and adding it again."""
+        return await self._get(sandbox_id).limit_device(kind, device_id, limits, replacing, patience)
+
+    async def device(self, sandbox_id: str, kind: DeviceKind, device_id: str) -> view.Device:
+        return await self._get(sandbox_id).counted_device(kind, device_id)
+
+    def devices(self, sandbox_id: str, kind: DeviceKind) -> dict[str, view.Device]:
+        return self._get(sandbox_id).devices(kind)
+
+    def _with_real_paths(self, spec: AnySpec) -> AnySpec:
+        """What it names on this host is under the roots, and named without symbolic links."""
+        config = spec.config
+        if config.vhost_socket is not None:
+            real = str(paths.socket_under_roots(config.vhost_socket, self._roots()))
+            config = msgspec.structs.replace(config, vhost_socket=real)
+        if isinstance(config, DiskConfig) and config.path is not None:
+            real = str(paths.disk_under_roots(config.path, self.settings.daemon.disk_roots))
+            config = msgspec.structs.replace(config, path=real)
+        return Spec(config, spec.limits, spec.group)
+
     async def plan(self, request: Request) -> Planned:
         """A dry run. Between its steps everybody else has a turn."""
         run = DryRun(self.settings, request)
@@ -276,14 +312,18 @@ class ResourceManager:
             monitor = None
         else:
             monitor = self._monitor(sandbox_id, spec.directory, present)
+        groups = dict(spec.groups or {})
+        if groups and config.hypervisor != "clh":
+            raise Problem(Code.NOT_SUPPORTED, "rateLimitGroups are Cloud Hypervisor's: leave them out, or use clh")
         return Plan(
             config=config,
+            groups=groups,
             resources=spec.resources,
             annotations=annotations,
             declared=declaration,
             boot=boot,
             notes=notes,
-            vmm=vmm.given(config, boot, monitor),
+            vmm=vmm.given(config, boot, monitor, groups),
         )
 
     def _open_driver(self, plan: Plan, socket: str) -> Hypervisor:
@@ -307,7 +347,8 @@ class ResourceManager:
             declared=declare(record.config, record.annotations, record.resources),
             boot=record.boot,
             notes=record.notes,
-            vmm=vmm.given(record.config, record.boot, record.monitor),
+            vmm=vmm.given(record.config, record.boot, record.monitor, record.groups),
+            groups=dict(record.groups),
         )
         tell = Teller(self.events, record.id)
         expire, claim = partial(self._expire, record.id), partial(self._claim, record.id)
@@ -346,6 +387,7 @@ class ResourceManager:
             annotations=like.annotations if dict(like.annotations or {}) == plan.annotations else plan.annotations,
             resources=plan.resources,
             directory=like.directory if named or own else None if directory is None else str(directory),
+            groups=like.groups if dict(like.groups or {}) == plan.groups else plan.groups,
         )
 
     def _get(self, sandbox_id: str) -> Sandbox:

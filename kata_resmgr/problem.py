@@ -32,6 +32,7 @@ class Code(Enum):
     HELD = ("held", 409, "The sandbox is held", True)
     MONITOR_BUSY = ("monitor_busy", 409, "The monitor serves somebody else", True)
     NOT_SUPPORTED = ("not_supported", 409, "This machine cannot do it", False)
+    NOT_SUPPORTED_LIVE = ("not_supported_live", 409, "Not while it is in use", False)
     GONE = ("gone", 410, "It is no longer kept", False)
     TOO_LARGE = ("too_large", 413, "The body is too large", False)
     UNSUPPORTED_TYPE = ("unsupported_type", 415, "The body is not JSON", False)

@@ -10,6 +10,9 @@ import msgspec
 REPEATS = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Seconds between one attempt and the next; the last one goes on for ever."""
 
+REMEMBER_AGAIN = 1.0
+"""Seconds until a removal that could not be recorded, and so was not sent, is tried again."""
+
 
 def pause(attempts: int) -> float:
     """How long to wait after the given number of attempts (1 or more)."""

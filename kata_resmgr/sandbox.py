@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
 
-from hypervisors.base import Hypervisor, MemoryMethod
-from kata_resmgr import explain, oci, sizing, view
+from hypervisors.base import DeviceKind, Hypervisor, MemoryMethod
+from kata_resmgr import devices, explain, oci, sizing, view
 from kata_resmgr.conditions import Conditions, Kind, timestamp
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.declared import Declaration
+from kata_resmgr.device_loop import Devices, being_removed
+from kata_resmgr.devices import AnyRecord, AnySpec, State
 from kata_resmgr.events import Teller
 from kata_resmgr.lanes import Lanes
 from kata_resmgr.ledger import Edit, Ledger, Made
+from kata_resmgr.limits import Limits
 from kata_resmgr.metrics import Measures
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
@@ -58,6 +61,8 @@ class Plan:
     boot: BootSize
     notes: tuple[Note, ...]
     vmm: view.Vmm | view.ClhVmm
+    groups: Mapping[str, Limits] = field(default_factory=dict)
+    """Limits that disks share."""
 
     @property
     def monitor(self) -> str | None:
@@ -71,6 +76,17 @@ LOST_KEPT = 3600.0
 """Seconds for which a sandbox is kept whose VM's process is gone."""
 INCOMPLETE_GRACE = 3600.0
 """Seconds for which a VM keeps what it has where a part of its table could not be read: the shim may say it again."""
+
+
+def _readable(kept: Mapping[tuple[str, str], bytes]) -> dict[str, AnyRecord]:
+    """Devices as they were kept; of one that cannot be read nothing is known, and the machine's stays as it is."""
+    records = {}
+    for (kind, name), text in kept.items():
+        try:
+            records[name] = devices.read_record(kind, text)
+        except ValueError as error:
+            structlog.get_logger().error("a device's record cannot be read", device=name, reason=str(error))
+    return records
 
 
 def _never() -> None:
@@ -103,6 +119,7 @@ class Sandbox:
         self._store = store
         self._log = structlog.get_logger().bind(sandbox=sandbox_id)
         self._lanes = Lanes()
+        self._device_lanes = Lanes()
         self._life_cycle = asyncio.Lock()
         self._generation = 0
         self._forgotten = False
@@ -166,6 +183,7 @@ class Sandbox:
             vm=None,
             removed_any=False,
             held=False,
+            groups=plan.groups,
         )
         self._save(record)
         self._begin(plan, ledger)
@@ -181,6 +199,7 @@ class Sandbox:
             plan.config, plan.declared, record.fitted, kept.containers, resized=record.resized, held=record.held_vcpus
         )
         self._begin(plan, asked)
+        self._devices.restore(_readable(kept.devices) if record.vm is not None else {})
         self._conditions.tell_to(self._tell)
 
     def _begin(self, plan: Plan, ledger: Ledger) -> None:
@@ -189,6 +208,7 @@ class Sandbox:
         self._conditions = Conditions()
         for note in plan.notes:
             self._conditions.hold(Kind(note.type), note.reason, note.message, self._kept.since)
+        self._devices = Devices(self.id, plan.config, self._conditions, self._keep_device, self._tell)
         self._vm = Vm(
             self.id,
             plan.config,
@@ -197,6 +217,7 @@ class Sandbox:
             self._keep_removals,
             self._note_lost,
             self._tell,
+            self._devices,
         )
         self._aim()
         self._generation += 1
@@ -244,6 +265,7 @@ class Sandbox:
 
     async def _attach(self, attachment: Attachment, open_driver: Callable[[], Hypervisor]) -> None:
         self._save(replace(self._without_vm(), attachment=attachment))
+        self._devices.forget()
         self._stop_expiry()
         try:
             await self._vm.attach(open_driver, attachment.pid)
@@ -370,6 +392,134 @@ class Sandbox:
         records = self._ledger.table.records
         return {name: view.Container(name, msgspec.Raw(record.text)) for name, record in records.items()}
 
+    # Devices
+
+    async def put_device(self, spec: AnySpec, patience: Patience) -> tuple[view.Device, bool]:
+        """Add a disk or net; whether it is a new one. What is there as asked for already stays as it is."""
+        self._must_drive_devices()
+        name, kind = spec.config.id, devices.kind_of(spec.config)
+        devices.must_fit(spec, self._plan.boot.vcpus, self._plan.groups)
+        wanted = devices.formed(spec, self._plan.config).sent
+        end = self._end(patience)
+        async with self._device_lanes.one(name, end):
+            self._must_be_known()
+            present = self._devices.records.get(name)
+            if present is not None:
+                self._must_stay(name, present)
+                if devices.formed(present.spec, self._plan.config).sent != wanted:
+                    raise Problem(
+                        Code.CONFLICT, f'there is another device "{name}": remove it first, or use another id'
+                    )
+                return self._device(kind, name, present), False
+            self._must_be_ours(name)
+            self._must_be_reached()
+            await self._devices.add(name, spec, end)
+            self._must_be_known()
+            return self.device(kind, name), True
+
+    async def delete_device(self, kind: DeviceKind, device_id: str, patience: Patience) -> None:
+        """Take it out. With a wait the answer comes when it is gone, or at its end; what is absent is gone already."""
+        self._must_drive_devices()
+        end = self._end(patience)
+        async with self._device_lanes.one(device_id, end):
+            self._must_be_known()
+            if self._devices.find(kind, device_id) is None:
+                shown = self._devices.there.get(device_id)
+                if shown is not None and shown.kind is kind:
+                    self._must_be_ours(device_id)
+                return
+            if self._vm.phase is Phase.LOST:
+                self._devices.drop(device_id)
+            else:
+                self._devices.remove(device_id)
+        if patience.wait is not None and device_id in self._devices.records:
+            await self._devices.wait_gone(device_id, min(self._now() + patience.wait, end))
+
+    async def limit_device(
+        self, kind: DeviceKind, device_id: str, limits: Limits, replacing: bool, patience: Patience
+    ) -> view.Device:
+        """Other limits for a device that is there, which has to be taken out and added again for them (*replacing*)."""
+        self._must_drive_devices()
+        end = self._end(patience)
+        async with self._device_lanes.one(device_id, end):
+            self._must_be_known()
+            record = self._must_have_device(kind, device_id)
+            self._must_stay(device_id, record)
+            spec = msgspec.structs.replace(record.spec, limits=limits, group=None)
+            wanted = devices.formed(spec, self._plan.config).sent
+            same = devices.formed(record.spec, self._plan.config).sent == wanted
+            if not same or record.state is not State.PRESENT:
+                if not replacing:
+                    raise Problem(
+                        Code.NOT_SUPPORTED_LIVE,
+                        f'the VMM cannot change the limits of "{device_id}" while it is there: say "replace": true to '
+                        "take it out and add it again, which the guest sees",
+                    )
+                self._must_be_reached()
+                await self._devices.replace(device_id, spec, end)
+                self._must_be_known()
+            return self.device(kind, device_id)
+
+    def device(self, kind: DeviceKind, device_id: str) -> view.Device:
+        """One device, without its counters."""
+        return self._device(kind, device_id, self._must_have_device(kind, device_id))
+
+    async def counted_device(self, kind: DeviceKind, device_id: str) -> view.Device:
+        """One device, with what the VMM counts for it, where it can be asked."""
+        self._must_have_device(kind, device_id)
+        counters = None
+        if self._vm.machine is not None and self._vm.cannot_grow() is None:
+            counters = await self._devices.counters(self._end(Patience()))
+        shown = self.device(kind, device_id)
+        counted = None if counters is None else counters.get(device_id)
+        return msgspec.structs.replace(shown, counters=None if counted is None else dict(counted))
+
+    def devices(self, kind: DeviceKind) -> dict[str, view.Device]:
+        """All of that kind that were added here."""
+        records = self._devices.records.items()
+        return {name: self._device(kind, name, r) for name, r in records if devices.kind_of(r.spec.config) is kind}
+
+    def _device(self, kind: DeviceKind, device_id: str, record: AnyRecord) -> view.Device:
+        formed = devices.formed(record.spec, self._plan.config)
+        config = msgspec.to_builtins(record.spec.config)
+        del config["id"]
+        shown = self._devices.there.get(device_id)
+        return view.Device(
+            id=device_id,
+            config=config,
+            limits=formed.limits,
+            effective=formed.effective,
+            group=record.spec.group,
+            address=None if shown is None else shown.address,
+        )
+
+    def _must_have_device(self, kind: DeviceKind, device_id: str) -> AnyRecord:
+        record = self._devices.find(kind, device_id)
+        if record is None:
+            raise Problem(Code.NOT_FOUND, f'no {kind} "{device_id}" was added here: add it with PUT first')
+        return record
+
+    def _must_drive_devices(self) -> None:
+        if self._plan.config.hypervisor != "clh":
+            raise Problem(Code.NOT_SUPPORTED, "disks and nets are driven with Cloud Hypervisor only (hypervisor clh)")
+
+    def _must_be_reached(self) -> None:
+        """A device can be added now."""
+        if self._vm.machine is None:
+            raise Problem(Code.CONFLICT, "no VM is attached: attach one first (PUT vm)")
+        if (problem := self._vm.cannot_grow()) is not None:
+            raise problem
+
+    def _must_be_ours(self, name: str) -> None:
+        if name in self._devices.there:
+            raise Problem(
+                Code.CONFLICT, f'the VM has a device "{name}" that was not added here, and stays: use another id'
+            )
+
+    def _must_stay(self, name: str, record: AnyRecord) -> None:
+        if record.state is State.LEAVING and record.then is None:
+            raise being_removed(name, record, self._now())
+
     # What it tells
 
     def state(self) -> view.Sandbox:
@@ -397,7 +547,11 @@ class Sandbox:
             shares=shares,
             cpu_weight=cpu_weight(shares),
             conditions=self._conditions.listed(),
-            counts=view.Counts(containers=len(ledger.table)),
+            counts=view.Counts(
+                containers=len(ledger.table),
+                disks=self._devices.count(DeviceKind.DISK),
+                nets=self._devices.count(DeviceKind.NET),
+            ),
         )
 
     def measures(self) -> Measures:
@@ -625,6 +779,10 @@ class Sandbox:
             self._save(replace(self._kept, removed_any=self._vm.removed_any))
         self._store.save_removals(self.id, removals)
 
+    def _keep_device(self, kind: DeviceKind, device_id: str, text: bytes | None) -> None:
+        if not self._forgotten:
+            self._store.save_device(self.id, kind, device_id, text)
+
     def _without_vm(self) -> SandboxRecord:
         return replace(self._kept, fitted=self._plan.boot, attachment=None, vm=None, removed_any=False, lost_at=None)
 
@@ -633,6 +791,7 @@ class Sandbox:
     async def _drop_vm(self) -> None:
         self._stop_expiry()
         await self._vm.detach()
+        self._devices.forget()
         if not self._plan.boot.static:
             self._conditions.clear(Kind.HOTPLUG_UNSUPPORTED, "vcpus")
         self._ledger.fit(self._plan.boot)

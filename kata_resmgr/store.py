@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from hypervisors.base import Machine
 from kata_resmgr.config import SandboxConfig
+from kata_resmgr.limits import Limits
 from kata_resmgr.note import Note
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
@@ -89,6 +90,8 @@ class SandboxRecord:
     """No calls to the hypervisor, for a snapshot or a migration."""
     lost_at: float | None = None
     """The monotonic clock's reading when the VM's process was found gone."""
+    groups: Mapping[str, Limits] = field(default_factory=dict)
+    """Limits that disks share, which the VM is to be started with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from hypervisors.ch_types import RateLimiterConfig, RateLimitGroupConfig
 from kata_resmgr import oci
+from kata_resmgr.limits import Effective, Limits
 from kata_resmgr.sizing import BootSize
 
 
@@ -166,6 +167,22 @@ class ContainerResult(View, frozen=True):
 
     container: Container
     sandbox: Sandbox
+
+
+class Device(View, frozen=True):
+    """One disk or net. ``config`` is what the VMM was given, without id, limiter and group.
+
+    ``limits`` are those in force, null with a group; ``effective`` names the rates that differ from the asked ones;
+    ``address`` is null while it is not there, and ``counters`` where the VMM cannot be asked.
+    """
+
+    id: str
+    config: dict[str, Any]
+    limits: Limits | None
+    effective: Effective | None
+    group: str | None
+    address: str | None
+    counters: dict[str, int] | None = None
 
 
 class Input(View, frozen=True):

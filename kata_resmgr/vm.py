@@ -40,12 +40,13 @@ from kata_resmgr import memory_step
 from kata_resmgr.aim import Aim
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig, TcgUnplug
+from kata_resmgr.device_loop import Devices
 from kata_resmgr.events import Teller
 from kata_resmgr.heed import Heed
 from kata_resmgr.memory_step import GrowMemory, MemorySituation, Obstacle, ShrinkMemory, asked
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.process import Process
-from kata_resmgr.removal import Removal
+from kata_resmgr.removal import REMEMBER_AGAIN, Removal
 from kata_resmgr.sizing import MIB
 from kata_resmgr.step import (
     AddVcpus,
@@ -62,9 +63,6 @@ from kata_resmgr.store import KnownVm, StateUnavailable
 RECONNECT_FIRST = 0.1
 RECONNECT_LONGEST = 5.0
 """Seconds between attempts to reach a VM again: doubled from the first to the longest."""
-
-REMEMBER_AGAIN = 1.0
-"""Seconds until a removal that could not be recorded, and so was not sent, is tried again."""
 
 NOTHING = Plugged(vcpus=(), memory=0)
 
@@ -164,6 +162,7 @@ class Vm:
         keep: Callable[[Mapping[str, Removal]], None],
         on_lost: Callable[[], None],
         tell: Teller,
+        devices: Devices,
     ) -> None:
         self._tell = tell
         self._phase_told = Phase.SIZED
@@ -172,6 +171,8 @@ class Vm:
         self._on_machine = on_machine
         self._keep = keep
         self._on_lost = on_lost
+        self._devices = devices
+        devices.wake = self._wake
         self.resizes = True
         """Whether the VM may be resized at all; its sandbox says so."""
         self.memory_granularity = 1
@@ -285,13 +286,14 @@ class Vm:
             and (plugged.memory == self._memory.desired or not self._drives_memory)
             and not self._memory.pending
             and plugged.memory_asked is None
+            and self._devices.at_rest
         )
 
     @property
     def converged(self) -> bool:
         if self._at_rest:
             return True
-        if not self.satisfied or self._vcpus.pending or self.memory_pending:
+        if not self.satisfied or self._vcpus.pending or self.memory_pending or not self._devices.at_rest:
             return False
         return not leavable(self._situation(self._now()))
 
@@ -369,6 +371,7 @@ class Vm:
         """Do not wait out ``shrink_delay``, nor the pause before removals are repeated."""
         self._vcpus.shrink_now()
         self._memory.shrink_now()
+        self._devices.hurry()
         self._wake()
 
     async def until(
@@ -617,6 +620,10 @@ class Vm:
                 await self._pause(0)
             elif self._stale and self._heed.not_before <= self._now():
                 await self._look(driver)
+            elif (due := self._devices.due(self._now())) is not None and due <= self._now():
+                self._fresh = False
+                if (plugged := await self._devices.step(driver)) is not None:
+                    self._observe(plugged)
             else:
                 if self._at_rest:
                     self._say_why(None, None)
@@ -638,7 +645,7 @@ class Vm:
                         await self._read(driver)
                     case _:
                         self._say_why(surplus_reason(now, situation), situation.memory)
-                        times = (step.until, self._next_look())
+                        times = (step.until, due, self._next_look())
                         await self._sleep(min((time for time in times if time is not None), default=None))
 
     async def _look(self, driver: Hypervisor) -> None:
@@ -654,6 +661,7 @@ class Vm:
             self._was_reset = False
             self._vcpus.hurry()
             self._memory.hurry()
+            self._devices.hurry()
             self._log.info("the guest was reset")
         self._observe(await driver.read())
 
@@ -847,6 +855,7 @@ class Vm:
             self._tell_changes(before, plugged, gone, memory_gone)
         if before.memory_asked is not None and plugged.memory_asked is None:
             self._memory.grown()
+        self._devices.observe(plugged)
         for read in self._read_waiters:
             if not read.done():
                 read.set_result(None)
@@ -965,6 +974,8 @@ class Vm:
 
         The youngest first: what it gives up may be all that an older one lacked.
         """
+        if of is None:
+            self._devices.fail(problem)
         for waiter in reversed(tuple(self._waiters)):
             if waiter.undo is not None and not waiter.future.done() and (of is None or of in waiter.needs):
                 waiter.fail(problem())

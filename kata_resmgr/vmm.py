@@ -10,6 +10,7 @@ from hypervisors.ch_types import RateLimitGroupConfig
 from kata_resmgr import view
 from kata_resmgr.config import SandboxConfig
 from kata_resmgr.limits import LimitRefused, Limits, requested
+from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sizing import DIMM_GRANULARITY, MIB, BootSize
 
 MONITOR = "resmgr.sock"
@@ -18,9 +19,14 @@ HOTPLUG_UNIT = DIMM_GRANULARITY
 """Bytes: what Cloud Hypervisor's region for memory that comes later is a multiple of."""
 
 
-def given(config: SandboxConfig, boot: BootSize, monitor: str | None) -> view.Vmm | view.ClhVmm:
-    """For the sandbox's hypervisor; *monitor* is None with Cloud Hypervisor."""
-    return cloud_hypervisor(config, boot) if monitor is None else qemu(config, boot, monitor)
+NO_GROUPS: Mapping[str, Limits] = MappingProxyType({})
+
+
+def given(
+    config: SandboxConfig, boot: BootSize, monitor: str | None, groups: Mapping[str, Limits] = NO_GROUPS
+) -> view.Vmm | view.ClhVmm:
+    """For the sandbox's hypervisor; *monitor* is None with Cloud Hypervisor, which alone has *groups*."""
+    return cloud_hypervisor(config, boot, groups) if monitor is None else qemu(config, boot, monitor)
 
 
 def qemu(config: SandboxConfig, boot: BootSize, monitor: str) -> view.Vmm:
@@ -44,15 +50,12 @@ def qemu(config: SandboxConfig, boot: BootSize, monitor: str) -> view.Vmm:
     )
 
 
-NO_GROUPS: Mapping[str, Limits] = MappingProxyType({})
-
-
 def cloud_hypervisor(config: SandboxConfig, boot: BootSize, groups: Mapping[str, Limits] = NO_GROUPS) -> view.ClhVmm:
     """Members of Cloud Hypervisor's VmConfig, and the limiters for the devices that the shim puts into it.
 
     A static VM, and one that is as big as it may be, has no region to grow into. *groups* are limits that disks share,
-    by the group's id: the VMM takes them at boot only. Raises :class:`LimitRefused` for a group's limit that cannot be
-    kept, and where a group has none.
+    by the group's id: the VMM takes them at boot only. Raises :class:`Problem` (``invalid_body``) for a group's limit
+    that cannot be kept, and where a group has none.
     """
     region = 0 if boot.static else (boot.max_memory - boot.memory) // HOTPLUG_UNIT * HOTPLUG_UNIT
     memory = view.ClhMemory(
@@ -66,7 +69,11 @@ def cloud_hypervisor(config: SandboxConfig, boot: BootSize, groups: Mapping[str,
 
 
 def _group(name: str, limits: Limits) -> RateLimitGroupConfig:
-    limiter = requested(limits).limiter()
-    if limiter is None:
-        raise LimitRefused("bytesPerSecond", 0, f"set, or opsPerSecond: the group {name!r} would limit nothing")
+    try:
+        limiter = requested(limits).limiter()
+        if limiter is None:
+            raise LimitRefused("bytesPerSecond", 0, f"set, or opsPerSecond: the group {name!r} would limit nothing")
+    except LimitRefused as error:
+        at = At(f"/rateLimitGroups/{name}/{error.name}", str(error))
+        raise Problem(Code.INVALID_BODY, f"{at.pointer}: {error}", at=(at,)) from None
     return RateLimitGroupConfig(name, limiter)

@@ -64,12 +64,14 @@ class Daemon:
         *,
         inherit: socket.socket | None = None,
         program: Sequence[str] = (str(PROGRAM),),
+        more: str = "",
     ) -> None:
-        """*program* is what is started with the daemon's arguments."""
+        """*program* is what is started with the daemon's arguments; *more* are lines for ``[daemon]``."""
         self.directory = directory
         self.socket = directory / "api.sock"
         self.log = directory / "log"
         self._config = config
+        self._more = more
         self._inherit = inherit
         self._program = program
         self._callers: list[Caller] = []
@@ -85,7 +87,7 @@ class Daemon:
         configuration = self.directory / "config.toml"
         configuration.write_text(
             f'{self._config}\n[daemon]\nsocket = "{self.socket}"\nstate = "{self.directory}/state.db"\n'
-            f'vm_roots = ["{self.directory}"]\n'
+            f'vm_roots = ["{self.directory}"]\n{self._more}\n'
         )
         notify = self.directory / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready, self.log.open("wb") as log:

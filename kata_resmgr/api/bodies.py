@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from hypervisors.base import DeviceKind
+from hypervisors.ch_types import DiskConfig, NetConfig
 from kata_resmgr import oci
+from kata_resmgr.devices import AnyConfig, AnySpec, Spec
 from kata_resmgr.ids import check_id
+from kata_resmgr.limits import Limits
 from kata_resmgr.plan import Op, Request, Step
 from kata_resmgr.problem import At, Code, Problem
 from kata_resmgr.sizing import MIB
@@ -21,6 +26,12 @@ _ONE_OF_STEPS = Meta(
 )
 _RESOURCES_OR_NULL = Meta(
     extra_json_schema={"anyOf": [{"$ref": "#/components/schemas/LinuxResources"}, {"type": "null"}]}
+)
+_A_CONFIG = Meta(
+    extra_json_schema={
+        "type": "object",
+        "description": "As Cloud Hypervisor names it, without id, rate_limiter_config and rate_limit_group.",
+    }
 )
 _A_CONTAINER = Meta(extra_json_schema={"$ref": "#/components/schemas/ContainerBody"})
 
@@ -40,6 +51,36 @@ class SandboxBody(Body, frozen=True):
     annotations: dict[str, str] | None = None
     resources: Annotated[Raw, _RESOURCES_OR_NULL] | UnsetType = UNSET
     directory: str | None = None
+    rate_limit_groups: dict[str, Limits] | None = None
+
+
+class DiskBody(Body, frozen=True):
+    """API.md: DiskSpec. ``limits`` absent: the configuration's; ``{}``: none."""
+
+    config: Annotated[Raw, _A_CONFIG]
+    limits: Limits | UnsetType = UNSET
+    group: str | None = None
+
+
+class NetBody(Body, frozen=True):
+    """API.md: NetSpec."""
+
+    config: Annotated[Raw, _A_CONFIG]
+    limits: Limits | UnsetType = UNSET
+
+
+class LimitsBody(Body, frozen=True):
+    """API.md: Limits, and whether the device may be taken out and added again for them."""
+
+    bytes_per_second: int = 0
+    burst_bytes: int = 0
+    ops_per_second: int = 0
+    burst_ops: int = 0
+    replace: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.bytes_per_second, self.burst_bytes, self.ops_per_second, self.burst_ops)
 
 
 class VmBody(Body, frozen=True):
@@ -146,6 +187,48 @@ def read_table(table: TableBody) -> dict[str, Raw]:
         check_id(name, "container"): read_body(_container, bytes(entry), f"/containers/{_escaped(name)}").resources
         for name, entry in table.containers.items()
     }
+
+
+_CONFIGS: Mapping[DeviceKind, type[DiskConfig] | type[NetConfig]] = {
+    DeviceKind.DISK: DiskConfig,
+    DeviceKind.NET: NetConfig,
+}
+_ELSEWHERE = {"rate_limiter_config": "say limits beside config", "rate_limit_group": "say group beside config"}
+
+
+def read_device(body: DiskBody | NetBody, kind: DeviceKind, device_id: str) -> AnySpec:
+    """What a device is to be. Raises :class:`Problem` (``invalid_body``, ``invalid_id``, ``not_supported``)."""
+    if device_id.startswith("_"):
+        raise Problem(Code.INVALID_ID, f"{kind} id {device_id[:40]!r}: the VMM keeps those that start with _")
+    config = _read_config(bytes(body.config), kind, device_id)
+    if not config.vhost_user and isinstance(config, DiskConfig) and config.path is None:
+        raise _at("/config/path", "it is missing: name the disk's image or device")
+    if config.vhost_user and config.vhost_socket is None:
+        raise _at("/config/vhost_socket", "it is missing: name the socket of the vhost-user back-end")
+    limits = None if body.limits is UNSET else body.limits
+    return Spec(config, limits, body.group if isinstance(body, DiskBody) else None)
+
+
+def _read_config(text: bytes, kind: DeviceKind, device_id: str) -> AnyConfig:
+    members = msgspec.json.decode(text)
+    if not isinstance(members, dict):
+        raise _at("/config", "it must be an object")
+    for name, instead in _ELSEWHERE.items():
+        if name in members:
+            raise _at(f"/config/{name}", f"limits are not a part of it: {instead}")
+    if kind is DeviceKind.NET and "fds" in members:
+        raise Problem(Code.NOT_SUPPORTED, "config has fds, which cannot pass through this API: name a tap instead")
+    if members.setdefault("id", device_id) != device_id:
+        raise _at("/config/id", f"it is not the id of the path, {device_id!r}: leave it out")
+    try:
+        return msgspec.convert(members, _CONFIGS[kind])
+    except msgspec.ValidationError as error:
+        at = _place(str(error), "/config")
+        raise _at(at.pointer, at.detail) from None
+
+
+def _at(pointer: str, detail: str) -> Problem:
+    return Problem(Code.INVALID_BODY, f"{pointer}: {detail}", at=(At(pointer, detail),))
 
 
 def read_plan(body: PlanBody) -> Request:

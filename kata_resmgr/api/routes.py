@@ -11,18 +11,23 @@ from urllib.parse import unquote
 
 import msgspec
 
+from hypervisors.base import DeviceKind
 from kata_resmgr import __version__, metrics, view
 from kata_resmgr.api import openapi, queries
 from kata_resmgr.api.answers import API_VERSION, Answer, Stream, Text
 from kata_resmgr.api.bodies import (
     Body,
     ContainerBody,
+    DiskBody,
+    LimitsBody,
+    NetBody,
     Nothing,
     PlanBody,
     ResizeBody,
     SandboxBody,
     TableBody,
     VmBody,
+    read_device,
     read_plan,
     read_table,
     stated,
@@ -182,13 +187,18 @@ class FullSandbox(view.Sandbox, frozen=True, kw_only=True):
     """The answer to ``?view=full``."""
 
     containers: dict[str, ContainerBody]
-    disks: dict[str, None] = msgspec.field(default_factory=dict)
-    nets: dict[str, None] = msgspec.field(default_factory=dict)
+    disks: dict[str, view.Device]
+    nets: dict[str, view.Device]
 
 
-def _full(sandbox: view.Sandbox, containers: Mapping[str, view.Container]) -> FullSandbox:
+def _full(manager: ResourceManager, sandbox: view.Sandbox) -> FullSandbox:
     members = {name: getattr(sandbox, name) for name in sandbox.__struct_fields__}
-    return FullSandbox(**members, containers={name: ContainerBody(held.resources) for name, held in containers.items()})
+    return FullSandbox(
+        **members,
+        containers={name: ContainerBody(held.resources) for name, held in manager.containers(sandbox.id).items()},
+        disks=manager.devices(sandbox.id, DeviceKind.DISK),
+        nets=manager.devices(sandbox.id, DeviceKind.NET),
+    )
 
 
 async def _list_sandboxes(call: Call) -> Answer:
@@ -200,7 +210,11 @@ async def _list_sandboxes(call: Call) -> Answer:
 async def _put_sandbox(call: Call) -> Answer:
     """Register a sandbox: boot size and VMM arguments are answered."""
     body: SandboxBody = call.body
-    spec = SandboxSpec(body.hypervisor, body.annotations, stated(body.resources), body.directory)
+    spec = SandboxSpec(
+        body.hypervisor, body.annotations, stated(body.resources), body.directory, body.rate_limit_groups
+    )
+    for group in body.rate_limit_groups or ():
+        check_id(group, "group")
     outcome = await call.manager.put_sandbox(call.sandbox, spec)
     return Answer(201 if outcome.created else 200, outcome.sandbox)
 
@@ -221,7 +235,7 @@ async def _get_sandbox(call: Call) -> Answer:
         sandbox = await _unless_closing(call, call.manager.wait_for(call.sandbox, Goal(goal), wait))
     else:
         sandbox = call.manager.sandbox(call.sandbox)
-    return Answer(200, _full(sandbox, call.manager.containers(call.sandbox)) if full else sandbox)
+    return Answer(200, _full(call.manager, sandbox) if full else sandbox)
 
 
 async def _unless_closing(call: Call, waiting: Awaitable[view.Sandbox]) -> view.Sandbox:
@@ -308,6 +322,69 @@ async def _delete_container(call: Call) -> Answer:
     return Answer(204)
 
 
+# Devices
+
+
+async def _add(call: Call, kind: DeviceKind) -> Answer:
+    spec = read_device(call.body, kind, call.container)
+    shown, created = await call.manager.put_device(call.sandbox, spec, queries.patience(call.query))
+    return Answer(201 if created else 200, shown)
+
+
+async def _limit(call: Call, kind: DeviceKind) -> Answer:
+    body: LimitsBody = call.body
+    patience = queries.patience(call.query)
+    return Answer(
+        200,
+        await call.manager.limit_device(call.sandbox, kind, call.container, body.limits, body.replace, patience),
+    )
+
+
+async def _take_out(call: Call, kind: DeviceKind) -> Answer:
+    await call.manager.delete_device(call.sandbox, kind, call.container, queries.patience(call.query))
+    return Answer(204)
+
+
+async def _put_disk(call: Call) -> Answer:
+    """Add a disk, with its limits; the answer comes when it is there."""
+    return await _add(call, DeviceKind.DISK)
+
+
+async def _get_disk(call: Call) -> Answer:
+    """One disk, with what the VMM counts for it."""
+    return Answer(200, await call.manager.device(call.sandbox, DeviceKind.DISK, call.container))
+
+
+async def _delete_disk(call: Call) -> Answer:
+    """Take a disk out; with a wait the answer comes when it is gone."""
+    return await _take_out(call, DeviceKind.DISK)
+
+
+async def _limit_disk(call: Call) -> Answer:
+    """Other limits for a disk."""
+    return await _limit(call, DeviceKind.DISK)
+
+
+async def _put_net(call: Call) -> Answer:
+    """Add a net device, with its limits; the answer comes when it is there."""
+    return await _add(call, DeviceKind.NET)
+
+
+async def _get_net(call: Call) -> Answer:
+    """One net device, with what the VMM counts for it."""
+    return Answer(200, await call.manager.device(call.sandbox, DeviceKind.NET, call.container))
+
+
+async def _delete_net(call: Call) -> Answer:
+    """Take a net device out; with a wait the answer comes when it is gone."""
+    return await _take_out(call, DeviceKind.NET)
+
+
+async def _limit_net(call: Call) -> Answer:
+    """Other limits for a net device."""
+    return await _limit(call, DeviceKind.NET)
+
+
 def _sandbox_answer(outcome: Outcome) -> Answer:
     return Answer(200 if outcome.settled else 202, outcome.sandbox)
 
@@ -341,6 +418,13 @@ _GROWING = (
     | _SIZING
     | {Code.HYPERVISOR_REFUSED, Code.MEMORY_SLOTS_EXHAUSTED, Code.NOT_SUPPORTED, Code.SHRINK_PENDING}
 )
+_DEADLINE = frozenset({"deadline"})
+_DRIVING = _REACHING | {Code.CONFLICT, Code.NOT_SUPPORTED, Code.SHRINK_PENDING, Code.HYPERVISOR_REFUSED}
+_ADDING = _DRIVING | {Code.INVALID_CONFIG, Code.INVALID_PATH}
+_LEAVING = _KNOWN | {Code.CONFLICT, Code.NOT_SUPPORTED, Code.HYPERVISOR_TIMEOUT}
+_LIMITING = _DRIVING | {Code.INVALID_CONFIG, Code.NOT_SUPPORTED_LIVE}
+_DEVICE: Answers = {200: (view.Device,)}
+_ADDED: Answers = {**_DEVICE, 201: (view.Device,)}
 
 ROUTES: Mapping[str, Mapping[str, Route]] = {
     "version": {"GET": Route(_version, {200: (view.Version,)})},
@@ -368,7 +452,7 @@ ROUTES: Mapping[str, Mapping[str, Route]] = {
         "PUT": Route(
             _put_sandbox,
             {200: (view.Sandbox,), 201: (view.Sandbox,)},
-            _REGISTERING | {Code.CONFLICT, Code.INVALID_PATH},
+            _REGISTERING | {Code.CONFLICT, Code.INVALID_PATH, Code.NOT_SUPPORTED},
             body=_takes(SandboxBody),
         ),
         "PATCH": Route(_resize, _RESIZED, _GROWING, queries.PATIENCE, _takes(ResizeBody)),
@@ -410,5 +494,21 @@ ROUTES: Mapping[str, Mapping[str, Route]] = {
         ),
         "PATCH": Route(_patch_container, _CONTAINER, _GROWING, queries.PATIENCE, _takes(ContainerBody)),
         "DELETE": Route(_delete_container, _NOTHING, _KNOWN | {Code.HYPERVISOR_TIMEOUT}, queries.PATIENCE),
+    },
+    "v1/sandboxes/*/disks/*": {
+        "GET": Route(_get_disk, _DEVICE, _KNOWN),
+        "PUT": Route(_put_disk, _ADDED, _ADDING, _DEADLINE, _takes(DiskBody)),
+        "DELETE": Route(_delete_disk, _NOTHING, _LEAVING, queries.PATIENCE),
+    },
+    "v1/sandboxes/*/disks/*/limits": {
+        "PUT": Route(_limit_disk, _DEVICE, _LIMITING, _DEADLINE, _takes(LimitsBody)),
+    },
+    "v1/sandboxes/*/nets/*": {
+        "GET": Route(_get_net, _DEVICE, _KNOWN),
+        "PUT": Route(_put_net, _ADDED, _ADDING, _DEADLINE, _takes(NetBody)),
+        "DELETE": Route(_delete_net, _NOTHING, _LEAVING, queries.PATIENCE),
+    },
+    "v1/sandboxes/*/nets/*/limits": {
+        "PUT": Route(_limit_net, _DEVICE, _LIMITING, _DEADLINE, _takes(LimitsBody)),
     },
 }

@@ -30,6 +30,9 @@ _COMMANDS = {
     "update": ("containers", "update a container member by member"),
     "resize": ("sandboxes", "change what a sandbox declares, member by member"),
     "delete": ("containers", "remove a container, or forget a sandbox"),
+    "disk": ("devices", "add or remove a disk of a running VM"),
+    "net": ("devices", "add or remove a net device of a running VM"),
+    "limits": ("devices", "give a disk or net device other limits"),
     "weight": ("weight", "convert CPU shares or milliCPU to a cgroup v2 weight, and back"),
     "demo": ("demo", "drive one pod's life on a small real guest"),
 }

@@ -33,13 +33,14 @@ def ask(
     method: str,
     *path: str,
     body: Any = None,  # noqa: ANN401 - what JSON can hold
+    query: dict[str, str] | None = None,
     show: Callable[[Any], None] | None = None,
 ) -> int:
     """Ask, print the answer by *show* (or as it came, with ``--json``), and return the exit status."""
     target = "/v1/" + "/".join(quoted(part) for part in path)
     times = {name: value for name in ("wait", "deadline") if (value := getattr(arguments, name, None)) is not None}
-    if times:
-        target += "?" + "&".join(f"{name}={quoted(value)}" for name, value in times.items())
+    if asked := {**(query or {}), **times}:
+        target += "?" + "&".join(f"{name}={quoted(value)}" for name, value in asked.items())
     data = None if body is None else json.dumps(body).encode()
     operation = max((_seconds(value) for value in times.values()), default=None)
     as_json = getattr(arguments, "json", False)

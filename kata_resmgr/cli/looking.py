@@ -11,7 +11,11 @@ from kata_resmgr.cli.telling import tell_explanation, tell_sandbox
 def show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID")
     has_json(parser)
-    parser.set_defaults(run=lambda given: ask(given, "GET", "sandboxes", given.id, show=tell_sandbox))
+    parser.set_defaults(run=_show)
+
+
+def _show(given: argparse.Namespace) -> int:
+    return ask(given, "GET", "sandboxes", given.id, query={"view": "full"}, show=tell_sandbox)
 
 
 def explain(parser: argparse.ArgumentParser) -> None:

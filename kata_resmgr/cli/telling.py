@@ -26,6 +26,27 @@ def size_line(sandbox: dict[str, Any]) -> str:
     )
 
 
+def device_line(device: dict[str, Any]) -> str:
+    """One disk or net, and its limits, in one line."""
+    limits, effective = device["limits"], device["effective"] or {}
+    if limits is None:
+        told = f"limited by group {device['group']}"
+    else:
+        rates = (("bytesPerSecond", "bytes/s"), ("opsPerSecond", "ops/s"))
+        held = [f"{limits[name]} {unit}{_really(effective, name)}" for name, unit in rates if limits[name]]
+        told = "at most " + " and ".join(held) if held else "not limited"
+    return f"{device['id']} at {device['address'] or 'no address yet'}, {told}"
+
+
+def tell_device(device: dict[str, Any]) -> None:
+    """After a change of a device."""
+    print(device_line(device))
+
+
+def _really(effective: dict[str, Any], name: str) -> str:
+    return f" (in effect {effective[name]})" if name in effective else ""
+
+
 def boot_line(boot: dict[str, Any]) -> str:
     """What the VM is started with, and what it may have."""
     return (
@@ -82,6 +103,9 @@ def tell_sandbox(sandbox: dict[str, Any]) -> None:
     print(f"{sandbox['id']}: {sandbox['hypervisor']}, {sandbox['mode']}, {sandbox['phase']}")
     for name, text in rows:
         print(f"  {name:<11} {text}")
+    for kind in ("disks", "nets"):
+        for device in sandbox.get(kind, {}).values():
+            print(f"  {kind[:-1]:<11} {device_line(device)}")
     _tell_conditions(sandbox)
 
 

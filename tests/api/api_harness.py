@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from hypervisors.base import DeviceKind
 from kata_resmgr import config, view
 from kata_resmgr.api.server import Api
 from kata_resmgr.events import Events
@@ -140,6 +141,10 @@ class ScriptedManager(ResourceManager):
     def containers(self, sandbox_id: str) -> dict[str, view.Container]:
         self._note("containers", sandbox_id)
         return {"c1": view.Container("c1", msgspec.Raw(b'{"x-unknown": 1.50}'))}
+
+    def devices(self, sandbox_id: str, kind: DeviceKind) -> dict[str, view.Device]:
+        self._note("devices", sandbox_id, kind)
+        return {}
 
     async def plan(self, request: Request) -> Planned:
         self._note("plan", request)

@@ -154,6 +154,9 @@ class Vmm:
     def cooperate(self, always: bool) -> None:
         self.cooperates = always
 
+    def drop_limiters(self) -> None:
+        self.drops_limiters = True
+
     def eject_vcpus(self) -> None:
         """The guest gives back the vCPUs that it was asked for."""
         with self._state:
