@@ -114,8 +114,8 @@ def run(*arguments: str) -> int:
     ("command", "line", "body"),
     [
         ("ps", "GET /v1/sandboxes", None),
-        ("show s1", "GET /v1/sandboxes/s1", None),
-        ("show a/b", "GET /v1/sandboxes/a%2Fb", None),
+        ("show s1", "GET /v1/sandboxes/s1?view=full", None),
+        ("show a/b", "GET /v1/sandboxes/a%2Fb?view=full", None),
         ("explain s1", "GET /v1/sandboxes/s1/explain", None),
         ("register s1", "PUT /v1/sandboxes/s1", {}),
         (
@@ -157,6 +157,14 @@ def run(*arguments: str) -> int:
         ),
         ("delete s1 c1 --wait 5&", "DELETE /v1/sandboxes/s1/containers/c1?wait=5%26", None),
         ("delete s1", "DELETE /v1/sandboxes/s1", None),
+        ("disk remove s1 d1 --wait 5s", "DELETE /v1/sandboxes/s1/disks/d1?wait=5s", None),
+        ("net remove s1 n1", "DELETE /v1/sandboxes/s1/nets/n1", None),
+        (
+            "limits s1 d1 --ops-per-second 100 --burst-ops 5 --replace --deadline 3s",
+            "PUT /v1/sandboxes/s1/disks/d1/limits?deadline=3s",
+            {"opsPerSecond": 100, "burstOps": 5, "replace": True},
+        ),
+        ("limits s1 n1 --net", "PUT /v1/sandboxes/s1/nets/n1/limits", {}),
     ],
 )
 def test_what_each_command_asks(daemon: Daemon, command: str, line: str, body: Any) -> None:  # noqa: ANN401

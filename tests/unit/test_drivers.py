@@ -15,7 +15,7 @@ from kata_resmgr import config
 from kata_resmgr.drivers import Drivers
 from kata_resmgr.host import Host
 from kata_resmgr.ledger import registered
-from kata_resmgr.limits import LimitRefused, Limits
+from kata_resmgr.limits import Limits
 from kata_resmgr.manager import ResourceManager, SandboxSpec
 from kata_resmgr.problem import Code, Problem
 from kata_resmgr.sandbox import Patience
@@ -152,5 +152,6 @@ def test_groups_are_given_to_the_vmm_that_boots() -> None:
     ]
     must_be_valid("vm.create", {"payload": {}, **body})
     for nothing in (Limits(), Limits(ops_per_second=9)):
-        with pytest.raises(LimitRefused):
+        with pytest.raises(Problem, match="/rateLimitGroups/gold/") as refused:
             cloud_hypervisor(sandbox, size, {"gold": nothing})
+        assert refused.value.code is Code.INVALID_BODY
