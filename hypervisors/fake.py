@@ -21,6 +21,7 @@ from hypervisors.base import (
     Change,
     ConnectionLost,
     Device,
+    DeviceKind,
     Dimm,
     GuestReset,
     Listener,
@@ -84,6 +85,10 @@ class FakeVm:
     :attr:`tells_changes` and :attr:`one_resize` are what the machine says of itself: one that does not tell is silent
     but for the end of its connection, and one with a single resize refuses any other while vCPUs are to leave.
 
+    Disks and nets are there as soon as they are added, and leave as vCPUs do. With :attr:`refuses_devices` none is
+    taken; with :attr:`drops_limiters` one is accepted without its limiter, which the driver finds out, as with Cloud
+    Hypervisor.
+
     As on a real QEMU, a TCG machine dies of a plug that follows a removal.
     """
 
@@ -118,6 +123,9 @@ class FakeVm:
         self.tells_changes = True
         self.one_resize = False
         self.vcpu_floor = 1
+        self.refuses_devices = False
+        self.drops_limiters = False
+        self.devices: dict[str, Device] = {}
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
         self._boot = [f"/machine/unattached/device[{number}]" for number in range(boot_vcpus)]
         self._foreign: list[str] = []
@@ -294,7 +302,7 @@ class FakeVm:
             self._ours.append(vcpu)
 
     def _ask_to_leave(self, unit: str) -> None:
-        present = unit in self.vcpus or any(dimm.id == unit for dimm in self.dimms)
+        present = unit in self.devices or unit in self.vcpus or any(dimm.id == unit for dimm in self.dimms)
         if not present or self.lying_removals:
             self._tell(SizeChanged())
         elif unit in self._boot:
@@ -308,6 +316,9 @@ class FakeVm:
 
     def _remove(self, unit: str) -> None:
         self._asked_to_leave.pop(unit, None)
+        if self.devices.pop(unit, None) is not None:
+            self._tell(SizeChanged())
+            return
         for dimms in (self._dimms, self._foreign_dimms):
             for dimm in [dimm for dimm in dimms if dimm.id == unit]:
                 dimms.remove(dimm)
@@ -478,13 +489,40 @@ class FakeHypervisor:
         await self._call(Call("start_shrinking_memory", tuple(ids), to), ask)
 
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:
-        raise Unsupported("the fake: devices are not driven")
+        """Plug a disk or net; see :meth:`hypervisors.base.Hypervisor.add_device`."""
+        vm = self._vm
+
+        def add() -> Device:
+            if vm.refuses_devices:
+                raise Refused(f"{device.id}: refused by the test")
+            if device.id in vm.devices:
+                raise Refused(f"Invalid identifier as it is not unique: {device.id}")
+            limiter, disk = device.rate_limiter_config, isinstance(device, DiskConfig)
+            vm.devices[device.id] = added = Device(
+                id=device.id,
+                kind=DeviceKind.DISK if disk else DeviceKind.NET,
+                address=f"0000:00:{len(vm.devices) + 1:02x}.0",
+                limiter=None if vm.drops_limiters else limiter,
+                group=device.rate_limit_group if isinstance(device, DiskConfig) else None,
+            )
+            if vm.drops_limiters and limiter is not None:
+                vm._ask_to_leave(device.id)
+                raise Refused(f"{device.id}: accepted without rate_limiter_config, and was asked to take it out again")
+            return added
+
+        return await self._call(Call("add_device", (device.id,)), add)
 
     async def start_removing_device(self, device_id: str) -> None:
-        raise Unsupported("the fake: devices are not driven")
+        """Ask the guest to let go of it; see :meth:`hypervisors.base.Hypervisor.start_removing_device`."""
+        await self._call(Call("start_removing_device", (device_id,)), lambda: self._vm._ask_to_leave(device_id))
 
     async def counters(self) -> Mapping[str, Mapping[str, int]]:
-        raise Unsupported("the fake: devices are not driven")
+        """Nothing has gone through any of them."""
+        counted = {DeviceKind.DISK: {"read_bytes": 0}, DeviceKind.NET: {"rx_bytes": 0}}
+        devices = self._vm.devices
+        return await self._call(
+            Call("counters"), lambda: {name: counted[device.kind] for name, device in devices.items()}
+        )
 
     async def close(self) -> None:
         """Let go of the VM."""
@@ -543,6 +581,7 @@ class FakeHypervisor:
             memory_grows_left=vm.grows_left,
             memory_floor=vm.memory - vm._moving if vm.memory_hotplug.method is MemoryMethod.VIRTIO_MEM else 0,
             vcpu_floor=vm.vcpu_floor,
+            devices=tuple(vm.devices.values()),
         )
 
     def _tell(self, change: Change) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hypervisors.fake import FakeHypervisor, FakeVm
 from kata_resmgr import config as configuration
-from kata_resmgr import view
+from kata_resmgr import view, vmm
 from kata_resmgr.config import Settings
 from kata_resmgr.events import Events, Teller
 from kata_resmgr.host import Host
@@ -36,12 +36,17 @@ def load(toml: str, host: Host = HOST) -> Settings:
         return configuration.load(file, host)
 
 
-def make_plan(toml: str = "", resources: bytes | None = None, annotations: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    toml: str = "",
+    resources: bytes | None = None,
+    annotations: Mapping[str, str] | None = None,
+    hypervisor: str = "qemu",
+) -> Plan:
     """What a sandbox is registered with under this configuration."""
     said = dict(annotations or {})
-    config, declared, boot, notes = registered(load(toml), "qemu", said, resources)
-    vmm = view.Vmm(args=[], kernel_params=[], monitor="/run/s1.sock")
-    return Plan(config, resources, said, declared, boot, notes, vmm)
+    config, declared, boot, notes = registered(load(toml), hypervisor, said, resources)
+    given = vmm.given(config, boot, "/run/s1.sock" if hypervisor == "qemu" else None)
+    return Plan(config, resources, said, declared, boot, notes, given)
 
 
 class Rig:
@@ -97,9 +102,10 @@ async def rig(
     resources: bytes | None = None,
     annotations: Mapping[str, str] | None = None,
     driver_timeout: float = 5.0,
+    hypervisor: str = "qemu",
 ) -> AsyncIterator[Rig]:
     """A sandbox with an attached VM; nothing of it is left afterwards."""
-    plan = make_plan(toml, resources, annotations=annotations)
+    plan = make_plan(toml, resources, annotations, hypervisor)
     made = Rig(vm or FakeVm(boot_vcpus=1, max_vcpus=8), plan, driver_timeout)
     before = asyncio.all_tasks()
     if attached:
