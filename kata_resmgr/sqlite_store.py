@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -197,9 +197,9 @@ class SqliteStore:
     def _open(self) -> sqlite3.Connection:
         try:
             return self._connect()
-        except sqlite3.OperationalError:
-            raise  # the place is at fault, not what is in it
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite quotes what it stumbles over
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # the place is at fault, not what is in it
             self._put_file_aside(str(error))
             return self._connect()
 
@@ -224,12 +224,12 @@ class SqliteStore:
                     "start the newer program, or name another [daemon] state"
                 )
             if version < len(MIGRATIONS):
-                db.execute("BEGIN IMMEDIATE")
-                for migrate in MIGRATIONS[version:]:
-                    migrate(db)
-                db.execute(f"PRAGMA application_id = {APPLICATION}")
-                db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-                db.execute("COMMIT")
+                try:
+                    _migrate(db, version)
+                except sqlite3.OperationalError as error:  # nothing says that what is in the file is at fault
+                    raise StateError(f"{self._path}: the state cannot be opened: {error}") from error
+            if _schema(db) != _sound_schema():  # no check of SQLite's looks at names
+                raise sqlite3.DatabaseError("the schema is damaged")
         except BaseException:
             db.close()
             raise
@@ -353,6 +353,28 @@ def _containers(sandbox_id: str, changes: Changes) -> Iterator[Statement]:
 def _end(sandbox_id: str, operation: str | None) -> Iterator[Statement]:
     if operation is not None:
         yield "DELETE FROM begun WHERE sandbox = ? AND operation = ?", (sandbox_id, operation)
+
+
+def _migrate(db: sqlite3.Connection, version: int) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for migrate in MIGRATIONS[version:]:
+        migrate(db)
+    db.execute(f"PRAGMA application_id = {APPLICATION}")
+    db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    db.execute("COMMIT")
+
+
+def _schema(db: sqlite3.Connection) -> list[Any]:
+    """Each table, and how it was made."""
+    return db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+def _sound_schema() -> list[Any]:
+    """As this program makes it."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for migrate in MIGRATIONS:
+            migrate(db)
+        return _schema(db)
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

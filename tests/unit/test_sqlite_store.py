@@ -199,6 +199,21 @@ def test_a_file_that_is_no_database_is_put_aside(path: Path, junk: bytes) -> Non
     assert len(loaded(path)) == 1
 
 
+@pytest.mark.parametrize(
+    "text", [b"source TEXT", b"TABLE sandbox", b"row TEXT NOT"], ids=["column", "table", "keyword"]
+)
+@pytest.mark.parametrize("byte", [b"t", b"\xac"], ids=["letter", "no UTF-8"])
+def test_a_damaged_schema_is_noticed_and_put_aside(path: Path, text: bytes, byte: bytes) -> None:
+    with opened(path) as store:
+        store.save_sandbox(record())
+    good = path.read_bytes()
+    assert good.count(text) == 1
+    path.write_bytes(good.replace(text, text[:-2] + byte + text[-1:]))
+    with opened(path) as store:
+        assert (store.load(), store.quarantined) == ([], 1)
+    assert path.with_name("state.db.corrupt-1").exists()
+
+
 def test_pages_that_were_overwritten_are_noticed_and_put_aside_beside_the_earlier_ones(path: Path) -> None:
     path.with_name("state.db.corrupt-1").write_bytes(b"an earlier one")
     with opened(path) as store:
