@@ -304,6 +304,11 @@ class QemuHypervisor:
         except (QMPError, OSError, EOFError) as error:
             connection.close()
             raise Unreachable(f"{self._path}: {qmp.one_line(error)}") from None
+        except AssertionError:
+            # qemu.qmp takes for granted that a session outlives its beginning: how this one ended, the watcher finds.
+            if monitor.runstate is not Runstate.DISCONNECTING:
+                connection.close()
+                raise
         except BaseException:
             connection.close()
             raise

@@ -217,6 +217,24 @@ async def test_a_hang_up_while_connecting_is_an_error_and_no_hint(server: QmpSer
     assert hints.heard == []
 
 
+async def test_a_hang_up_with_the_very_answer_that_begins_the_session(short_tmp: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        await reader.readuntil(b"}")
+        writer.write(b'{"return": {}}\r\n')
+        writer.close()
+
+    path = short_tmp / "m"
+    async with await asyncio.start_unix_server(serve, path):
+        for _ in range(30):
+            hints = Hints()
+            driver = QemuHypervisor(path, timeout=LONG, greeting_timeout=LONG)
+            with pytest.raises(Unreachable):
+                await driver.connect(hints)
+            await driver.close()
+            assert hints.heard == []
+
+
 async def test_connecting_twice_is_a_mistake(driver: QemuHypervisor) -> None:
     with pytest.raises(RuntimeError, match="already connected"):
         await driver.connect(Hints())
