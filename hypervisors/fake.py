@@ -143,6 +143,7 @@ class FakeVm:
         self._running = True
         self._driver: FakeHypervisor | None = None
         self._open: asyncio.Event | None = None
+        self._stalls: str | None = None
         self._carries_out_first = False
         self._stalled = asyncio.Event()
 
@@ -241,13 +242,15 @@ class FakeVm:
 
     # The connection
 
-    def stall(self, *, carry_out_first: bool = False) -> None:
-        """From now on no call is answered before :meth:`resume`; each times out after its driver's deadline.
+    def stall(self, name: str | None = None, *, carry_out_first: bool = False) -> None:
+        """From now on no call (or none of that *name*) is answered before :meth:`resume`; each times out after its
+        driver's deadline.
 
         A call is carried out when it is resumed, and not at all when it has timed out before;
         with *carry_out_first* it is carried out at once and only the answer is missing.
         """
         self._open = asyncio.Event()
+        self._stalls = name
         self._carries_out_first = carry_out_first
 
     def resume(self) -> None:
@@ -307,6 +310,8 @@ class FakeVm:
             self._tell(SizeChanged())
         elif unit in self._boot:
             raise Refused(f"device_del {unit}: Boot CPU is unpluggable")
+        elif self._guest is Guest.REFUSE and unit in self.devices:
+            raise Refused(f"{unit}: the removal was refused by the test")  # by the VMM, which has no events
         elif self._guest is Guest.REFUSE:
             self._tell(RemovalRefused(unit, "the guest refused (status 129)"))
         else:
@@ -498,13 +503,15 @@ class FakeHypervisor:
             if device.id in vm.devices:
                 raise Refused(f"Invalid identifier as it is not unique: {device.id}")
             limiter, disk = device.rate_limiter_config, isinstance(device, DiskConfig)
-            vm.devices[device.id] = added = Device(
+            added = Device(
                 id=device.id,
                 kind=DeviceKind.DISK if disk else DeviceKind.NET,
                 address=f"0000:00:{len(vm.devices) + 1:02x}.0",
                 limiter=None if vm.drops_limiters else limiter,
                 group=device.rate_limit_group if isinstance(device, DiskConfig) else None,
             )
+            if not vm.lying_adds:
+                vm.devices[device.id] = added
             if vm.drops_limiters and limiter is not None:
                 vm._ask_to_leave(device.id)
                 raise Refused(f"{device.id}: accepted without rate_limiter_config, and was asked to take it out again")
@@ -539,7 +546,7 @@ class FakeHypervisor:
         try:
             vm.calls.append(call)
             self._check_connected()
-            held = vm._open
+            held = vm._open if vm._stalls in (None, call.name) else None
             if held is None:
                 await asyncio.sleep(0)
             elif vm._carries_out_first:

@@ -111,7 +111,7 @@ class Devices:
     def remove(self, device_id: str) -> None:
         """It is to go; asked again at once where it has been asked to."""
         record = self._records[device_id]
-        if record.state is State.RETURNING:
+        if record.state is State.RETURNING and device_id not in self._sent:
             self._gone_now(device_id, record)
             return
         asked = None if record.asked is None else record.asked.hurried()
@@ -162,6 +162,9 @@ class Devices:
         """After a restart."""
         now = self._loop.time()
         self._records = {name: devices.restored(record, now) for name, record in records.items()}
+        for name, record in self._records.items():
+            if record.state is State.PRESENT:
+                self._say_what_counts_for_nothing(name, record.spec)
 
     def due(self, now: float) -> float | None:
         """When there is something for :meth:`step` to do; None: not as far as is known."""
@@ -300,15 +303,19 @@ class Devices:
             self._tell("device.added", kind=kind, device=name)
         elif before.fallback is not None:
             self._tell("device.limits", kind=kind, device=name)
+        self._say_what_counts_for_nothing(name, spec)
+        for waiter in self._waiters:
+            if waiter.id == name and not waiter.future.done():
+                waiter.future.set_result(None)
+
+    def _say_what_counts_for_nothing(self, name: str, spec: AnySpec) -> None:
+        kind = kind_of(spec.config)
         bursts = formed(spec, self._config).idle_bursts if spec.limits is not None else ()
         if bursts:
             message = f"{kind} {name}: " + "; ".join(burst.message for burst in bursts)
             self._conditions.hold(Kind.BURST_WITHOUT_RATE, f"{kind}/{name}", message)
         else:
             self._conditions.clear(Kind.BURST_WITHOUT_RATE, f"{kind}/{name}")
-        for waiter in self._waiters:
-            if waiter.id == name and not waiter.future.done():
-                waiter.future.set_result(None)
 
     def _refused(self, name: str, record: AnyRecord, problem: Problem, is_there: bool = False) -> None:
         """The machine does not take it. One that it has all the same was asked to leave again."""

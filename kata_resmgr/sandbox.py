@@ -78,17 +78,6 @@ INCOMPLETE_GRACE = 3600.0
 """Seconds for which a VM keeps what it has where a part of its table could not be read: the shim may say it again."""
 
 
-def _readable(kept: Mapping[tuple[str, str], bytes]) -> dict[str, AnyRecord]:
-    """Devices as they were kept; of one that cannot be read nothing is known, and the machine's stays as it is."""
-    records = {}
-    for (kind, name), text in kept.items():
-        try:
-            records[name] = devices.read_record(kind, text)
-        except ValueError as error:
-            structlog.get_logger().error("a device's record cannot be read", device=name, reason=str(error))
-    return records
-
-
 def _never() -> None:
     """Nobody to tell."""
 
@@ -199,7 +188,9 @@ class Sandbox:
             plan.config, plan.declared, record.fitted, kept.containers, resized=record.resized, held=record.held_vcpus
         )
         self._begin(plan, asked)
-        self._devices.restore(_readable(kept.devices) if record.vm is not None else {})
+        if record.vm is not None:
+            records = {name: devices.read_record(kind, text) for (kind, name), text in kept.devices.items()}
+            self._devices.restore(records)
         self._conditions.tell_to(self._tell)
 
     def _begin(self, plan: Plan, ledger: Ledger) -> None:

@@ -24,6 +24,7 @@ import structlog
 
 from kata_resmgr import oci
 from kata_resmgr.conditions import timestamp
+from kata_resmgr.devices import read_record
 from kata_resmgr.ids import check_id
 from kata_resmgr.problem import Problem
 from kata_resmgr.removal import Removal
@@ -57,6 +58,7 @@ def _first(db: sqlite3.Connection) -> None:
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
 """What leads from each schema version to the next. Their number is the version that this program writes."""
 
+_OF_A_VM = ("removal", "device")
 _OF_A_SANDBOX = ("sandbox", "container", "removal", "device", "begun")
 Statement: TypeAlias = tuple[str, tuple[str | bytes | None, ...]]
 """SQL, and the values that belong into it."""
@@ -131,8 +133,9 @@ class SqliteStore:
         self._write(*_end(sandbox_id, operation))
 
     def save_sandbox(self, record: SandboxRecord, containers: Changes = NO_CHANGES, ends: str | None = None) -> None:
-        detached = [("DELETE FROM removal WHERE sandbox = ?", (record.id,))] if record.attachment is None else []
-        self._write(_sandbox(record), *detached, *_containers(record.id, containers), *_end(record.id, ends))
+        tables = _OF_A_VM if record.vm is None else ()
+        of_another = [(f"DELETE FROM {table} WHERE sandbox = ?", (record.id,)) for table in tables]  # noqa: S608
+        self._write(_sandbox(record), *of_another, *_containers(record.id, containers), *_end(record.id, ends))
 
     def forget_sandbox(self, sandbox_id: str) -> None:
         self._write(
@@ -281,9 +284,9 @@ class SqliteStore:
         devices: dict[str, dict[tuple[str, str], bytes]] = defaultdict(dict)
         for name, kind, device, text in db.execute("SELECT * FROM device").fetchall():
             try:
-                msgspec.json.decode(text)
+                read_record(kind, text)
                 devices[name][kind, device] = text
-            except msgspec.DecodeError as error:
+            except ValueError as error:
                 self._put_aside(db, "device", (name, kind, device), text, str(error))
         return dict(devices)
 

@@ -136,7 +136,7 @@ class Store(Protocol):
     def save_sandbox(self, record: SandboxRecord, containers: Changes = NO_CHANGES, ends: str | None = None) -> None:
         """Keep *record* in place of what was kept under its id, and with it these changes of its containers.
 
-        *ends* names the operation that has come to its end with this. Without an attachment no removals are kept.
+        *ends* names the operation that has come to its end with this. Without a VM no removals and devices are kept.
         """
 
     def forget_sandbox(self, sandbox_id: str) -> None:
@@ -198,8 +198,9 @@ class MemoryStore:
 
     def save_sandbox(self, record: SandboxRecord, containers: Changes = NO_CHANGES, ends: str | None = None) -> None:
         self.sandboxes[record.id] = record
-        if record.attachment is None:
+        if record.vm is None:
             self.removals.pop(record.id, None)
+            self.devices.pop(record.id, None)
         self.save_containers(record.id, containers, ends)
 
     def forget_sandbox(self, sandbox_id: str) -> None:

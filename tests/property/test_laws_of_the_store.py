@@ -14,10 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypervisors.base import Accelerator, Machine, MemoryHotplug, MemoryMethod
+from hypervisors.ch_types import DiskConfig
+from kata_resmgr.devices import Record, Spec, State
+from kata_resmgr.limits import Limits
 from kata_resmgr.note import Note
 from kata_resmgr.process import Process
 from kata_resmgr.removal import Removal
@@ -81,6 +85,13 @@ RECORDS = st.builds(
     removed_any=st.booleans(),
     held=st.booleans(),
     lost_at=st.none() | TIMES,
+    groups=st.dictionaries(NAMES, st.builds(Limits, COUNTS, COUNTS, COUNTS, COUNTS), max_size=2),
+)
+SPECS = st.builds(
+    Spec[DiskConfig], st.builds(DiskConfig, id=NAMES), st.none() | st.builds(Limits, COUNTS), st.none() | TEXT
+)
+DEVICES = st.builds(Record[DiskConfig], SPECS, st.sampled_from(State), st.none() | REMOVALS, st.none() | SPECS).map(
+    msgspec.json.encode
 )
 CHANGES: st.SearchStrategy[Changes] = st.dictionaries(NAMES, st.none() | RESOURCES, max_size=3)
 OPERATIONS = NAMES | st.just("")
@@ -93,7 +104,7 @@ def transactions(draw: st.DrawFn, /) -> tuple[str, Transaction]:
     """One call, and the sandbox that has to be registered for it ("" for the one that registers)."""
     record, name, operation = draw(RECORDS), draw(SANDBOXES), draw(OPERATIONS)
     changes, removals = draw(CHANGES), draw(st.dictionaries(NAMES, REMOVALS, max_size=3))
-    device, ends = draw(st.none() | RESOURCES), draw(st.none() | OPERATIONS)
+    device, ends = draw(st.none() | DEVICES), draw(st.none() | OPERATIONS)
     calls: list[tuple[str, Transaction]] = [
         ("", lambda store: store.save_sandbox(record, changes, ends)),
         (record.id, lambda store: store.save_containers(record.id, changes, ends)),

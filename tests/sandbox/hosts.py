@@ -52,6 +52,7 @@ class Machines:
     def __init__(self, directory: Path, toml: str = "") -> None:
         self.directory = directory
         self._toml = f'{toml}\n[daemon]\nsocket = "{directory}/api.sock"\nvm_roots = ["{directory}"]\n'
+        self._toml += f'disk_roots = ["{directory}"]\n'
         self.vms: dict[str, FakeVm] = {}
         self.driver = FakeHypervisor
         self._sockets: list[socket.socket] = []
@@ -86,11 +87,14 @@ class Machines:
 
     def run(self, name: str, vm: FakeVm) -> None:
         """The VM runs; its monitor is where the sandbox's arguments put it."""
-        monitor = str(self.directory / "vm" / name / "resmgr.sock")
+        self.listen(self.directory / "vm" / name / "resmgr.sock", vm)
+
+    def listen(self, path: Path, vm: FakeVm) -> None:
+        """The VM runs, and is reached there."""
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(monitor)
+        listener.bind(str(path))
         self._sockets.append(listener)
-        self.vms[monitor] = vm
+        self.vms[str(path)] = vm
 
     def has_directory(self, name: str) -> bool:
         """Whether there is a directory of the daemon's own for the sandbox."""

@@ -15,10 +15,13 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hypervisors.base import Accelerator, Machine
+from hypervisors.ch_types import DiskConfig
 from kata_resmgr import sqlite_store
+from kata_resmgr.devices import Record, Spec, State
 from kata_resmgr.process import Process
 from kata_resmgr.removal import Removal
 from kata_resmgr.sqlite_store import SqliteStore
@@ -35,6 +38,9 @@ store = SqliteStore(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+DISK = msgspec.json.encode(Record(Spec(DiskConfig(id="d1")), State.PRESENT))
 
 
 def record(name: str = "s1", toml: str = "", resources: bytes | None = None) -> SandboxRecord:
@@ -89,7 +95,7 @@ def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
         assert store.load() == []
         store.save_sandbox(kept, {"b": cpus(2), "a": b"{ }"})
         store.save_removals("s1", {"v2": Removal(1.5, 2.5, 3, "no", 2)})
-        store.save_device("s1", "disk", "d1", b'{"config": {}}')
+        store.save_device("s1", "disk", "d1", DISK)
         store.begin("s1", "c")
         assert store.last_event() == 0
         store.reserve_events(1000)
@@ -99,7 +105,7 @@ def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
                 kept,
                 {"a": b"{ }", "b": cpus(2)},
                 {"v2": Removal(1.5, 2.5, 3, "no", 2)},
-                {("disk", "d1"): b'{"config": {}}'},
+                {("disk", "d1"): DISK},
                 ("c",),
             )
         ]
@@ -108,12 +114,14 @@ def test_what_was_saved_is_there_after_a_restart(path: Path) -> None:
     assert loaded(path)[0].undone == ()  # that was told once
 
 
-def test_without_a_vm_no_removals_are_kept(path: Path) -> None:
+@pytest.mark.parametrize("attachment", [None, Attachment("/run/another.sock", None, None)])
+def test_without_a_vm_neither_removals_nor_devices_are_kept(path: Path, attachment: Attachment | None) -> None:
     with opened(path) as store:
         store.save_sandbox(record())
         store.save_removals("s1", {"v2": Removal(1.0, 1.0)})
-        store.save_sandbox(replace(record(), vm=None, attachment=None))
-    assert loaded(path)[0].removals == {}
+        store.save_device("s1", "disk", "d1", DISK)
+        store.save_sandbox(replace(record(), vm=None, attachment=attachment))
+    assert (loaded(path)[0].removals, loaded(path)[0].devices) == ({}, {})
 
 
 def test_nobody_else_may_read_it(path: Path) -> None:
@@ -243,6 +251,8 @@ def test_pages_that_were_overwritten_are_noticed_and_put_aside_beside_the_earlie
         ),
         ("UPDATE removal SET record = '{\"first\": true}'", "first", {"s1": 1, "s2": 1}),
         ("UPDATE device SET record = x'00'", "malformed", {"s1": 1, "s2": 1}),
+        ('UPDATE device SET record = CAST(\'{"state": "gone"}\' AS BLOB)', "state", {"s1": 1, "s2": 1}),
+        ("UPDATE device SET kind = 'fs'", "no devices of the kind 'fs'", {"s1": 1, "s2": 1}),
     ],
 )
 def test_a_row_that_cannot_be_read_is_put_aside(path: Path, spoil: str, reason: str, left: dict[str, int]) -> None:
@@ -250,7 +260,7 @@ def test_a_row_that_cannot_be_read_is_put_aside(path: Path, spoil: str, reason: 
         for name in ("s1", "s2"):
             store.save_sandbox(record(name), {"a": b"{}"})
         store.save_removals("s1", {"v2": Removal(1.0, 1.0)})
-        store.save_device("s1", "disk", "d1", b"{}")
+        store.save_device("s1", "disk", "d1", DISK)
     query(path, spoil)
     with opened(path) as store:
         kept = store.load()
