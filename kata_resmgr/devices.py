@@ -104,6 +104,10 @@ def formed(spec: AnySpec, config: SandboxConfig) -> Formed:
     """
     device = spec.config
     if spec.group is not None and isinstance(device, DiskConfig):
+        if device.vhost_user:
+            raise Problem(
+                Code.NOT_SUPPORTED, f'"{device.id}": the VMM cannot limit a vhost-user device: leave out its group'
+            )
         return Formed(msgspec.structs.replace(device, rate_limit_group=spec.group), None, None, ())
     sharers = pairs(device.num_queues) if isinstance(device, NetConfig) else 1
     try:

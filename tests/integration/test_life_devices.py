@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import Caller, Daemon, until
+from tests.daemon import PROGRAM, Caller, Daemon, until
 
 MIB = 1 << 20
-GIB = 1 << 30
 SANDBOX = "/v1/sandboxes/s1"
 DISK = f"{SANDBOX}/disks/d1"
 LIMITS = {"bytesPerSecond": 10 * MIB + 5, "opsPerSecond": 1000}
@@ -87,7 +86,7 @@ def cpus(count: int) -> dict[str, object]:
     return {"resources": {"cpu": {"quota": count * 100_000, "period": 100_000}}}
 
 
-@pytest.mark.parametrize("release", [46, 52, 53, 54])
+@pytest.mark.parametrize("release", [46, 47, 52, 53, 54])
 def test_a_life(tmp_path: Path, release: int) -> None:
     with host(tmp_path, release) as h:
         ask = h.caller.call
@@ -155,6 +154,27 @@ def test_other_limits_come_by_replacing(tmp_path: Path) -> None:
         assert h.caller.ok("PUT", f"{DISK}/limits", {"replace": True})["limits"]["opsPerSecond"] == 0
         assert h.caller.call("PUT", f"{DISK}/limits", {})[0] == 200  # none there are
         assert h.events().count("device.limits") == 2
+
+
+def test_a_life_by_the_command_line(tmp_path: Path) -> None:
+    with host(tmp_path, 54) as h:
+
+        def run(*arguments: str, status: int = 0) -> str:
+            command = [str(PROGRAM), "--socket", str(h.daemon.socket), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+            assert done.returncode == status, done
+            return done.stderr if status else done.stdout
+
+        config = tmp_path / "disk.json"
+        config.write_text(json.dumps(h.disk()["config"]))
+        adding = ("disk", "add", "s1", "d1", "--config", str(config))
+        h.vmm.do("cooperate", True)
+        assert run(*adding, "--ops-per-second", "1005") == ("d1 at 0000:00:01.0, at most 1005 ops/s (in effect 1000)\n")
+        assert "remove it first" in run(*adding, status=1)
+        assert "limits" in json.loads(run("limits", "s1", "d1", "--ops-per-second", "50", "--replace", "--json"))
+        assert "disk        d1 at 0000:00:01.0, at most 50 ops/s\n" in run("show", "s1")
+        run("disk", "remove", "s1", "d1", "--wait", "15s")
+        assert "disk        " not in run("show", "s1")
 
 
 def test_devices_survive_the_daemon(tmp_path: Path) -> None:
