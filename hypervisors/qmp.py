@@ -30,6 +30,8 @@ LONGEST_MESSAGE: Final = 1 << 20
 """Bytes of one line from the monitor. The longest answer, 4096 possible vCPUs, takes about half of it."""
 _SLICE: Final = 16 << 10
 """Bytes read from a monitor at a time: about two milliseconds of events."""
+_slice: Final = bytearray(_SLICE)
+"""Of all sessions: what has come is taken from it before anybody else reads."""
 _LONGEST_TEXT: Final = 200
 """Characters quoted from outside in one error or log line."""
 
@@ -94,13 +96,12 @@ class _Slices(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(reader, loop=loop)
         self._lines = reader
-        self._slice = bytearray(_SLICE)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        return self._slice
+        return _slice
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._lines.feed_data(self._slice[:nbytes])
+        self._lines.feed_data(_slice[:nbytes])
 
 
 class _Exchange:

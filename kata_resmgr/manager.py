@@ -64,6 +64,8 @@ class ResourceManager:
         self._store = store
         self._drivers = open_driver
         self._sandboxes: dict[str, Sandbox] = {}
+        self._seen: dict[str, tuple[str, tuple[int, int] | None]] = {}
+        """By sandbox: a path, and the device and inode of the socket that was there."""
         self._expiring: set[asyncio.Task[None]] = set()
 
     async def adopt(self) -> None:
@@ -148,6 +150,7 @@ class ResourceManager:
 
         def forgotten() -> None:
             del self._sandboxes[sandbox_id]
+            self._seen.pop(sandbox_id, None)
             self._remove_directory(sandbox_id)  # now: a next one of that name makes it anew
 
         await sandbox.forget(forgotten)
@@ -179,13 +182,27 @@ class ResourceManager:
             raise Problem(Code.INVALID_BODY, f"/socket: {what}", at=(At("/socket", what),))
         path = paths.socket_under_roots(named, self._roots())
         found = paths.must_be_socket(path)
-        for other in self._sandboxes.values():
-            if other is not sandbox and other.socket is not None and paths.is_same_socket(Path(other.socket), found):
-                raise Problem(Code.CONFLICT, f'"{path}" belongs to sandbox "{other.id}": one VM, one sandbox')
+        self._must_be_free(sandbox, path, found)
         plan = sandbox.plan
         return await sandbox.attach(
             Attachment(str(path), pid, memory_block), lambda: self._open_driver(plan, str(path))
         )
+
+    def _must_be_free(self, sandbox: Sandbox, path: Path, found: os.stat_result) -> None:
+        """One socket, one sandbox, by whatever name. Each one's is looked at once; a match is looked at again.
+
+        One that was put in its place meanwhile is found out by :meth:`_claim`.
+        """
+        inode = (found.st_dev, found.st_ino)
+        for other in self._sandboxes.values():
+            if other is sandbox or other.socket is None:
+                continue
+            seen = self._seen.get(other.id)
+            if seen is None or seen[0] != other.socket:
+                seen = self._seen[other.id] = (other.socket, paths.inode(Path(other.socket)))
+            if seen[1] == inode and paths.inode(Path(other.socket)) == inode:
+                raise Problem(Code.CONFLICT, f'"{path}" belongs to sandbox "{other.id}": one VM, one sandbox')
+        self._seen[sandbox.id] = (str(path), inode)
 
     def _claim(self, sandbox_id: str, vm: KnownVm) -> None:
         """One VM, one sandbox: a second monitor of a VM is another socket, with the same process behind it."""

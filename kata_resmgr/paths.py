@@ -66,12 +66,13 @@ def must_be_socket(path: Path) -> os.stat_result:
     return status
 
 
-def is_same_socket(path: Path, status: os.stat_result) -> bool:
-    """Whether *path* leads to the socket of :func:`must_be_socket`, by whatever name."""
+def inode(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what *path* leads to, by whatever name; None where nothing is."""
     try:
-        return os.path.samestat(_look_at(path), status)
+        status = _look_at(path)
     except OSError:
-        return False
+        return None
+    return status.st_dev, status.st_ino
 
 
 def must_be_directory(path: Path) -> None:
