@@ -9,6 +9,7 @@ itself reaches the sandbox as a :data:`Change`, a hint after which the sandbox r
     HypervisorError
     ├── Unreachable     the connection cannot be made, or is gone
     ├── Refused         the hypervisor understood and said no
+    │   └── Altered     it said yes, and did something else
     ├── TimedOut        no answer in time; the call may still have been carried out
     ├── Unsupported     this machine has no such thing
     └── Busy            somebody else holds what the call needs (a monitor serves one client)
@@ -36,6 +37,10 @@ class Unreachable(HypervisorError):
 
 class Refused(HypervisorError):
     """The hypervisor refused the call; the text quotes its words."""
+
+
+class Altered(Refused):
+    """The hypervisor accepted a device and made another one of it. It has been asked to take that out again."""
 
 
 class TimedOut(HypervisorError):
@@ -242,7 +247,10 @@ class Hypervisor(Protocol):
         """
 
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:
-        """Plug a disk or net, and read it back. Raises :class:`Unsupported` where there is no such thing."""
+        """Plug a disk or net, and read it back.
+
+        Raises :class:`Unsupported` where there is no such thing, :class:`Altered` where it came as another one.
+        """
 
     async def start_removing_device(self, device_id: str) -> None:
         """Ask the guest to let go of a device. It is gone when it has left :attr:`Plugged.devices`, not before."""

@@ -22,6 +22,7 @@ import msgspec
 from hypervisors import ch_memory
 from hypervisors.base import (
     Accelerator,
+    Altered,
     Device,
     DeviceKind,
     Machine,
@@ -253,8 +254,8 @@ class ChVm:
             try:
                 api.remove(device.id)
             except ApiError as error:
-                raise Refused(f"{said}, and does not take it out again: {error}") from None
-            raise Refused(f"{said}, and was asked to take it out again")
+                raise Altered(f"{said}, and does not take it out again: {error}") from None
+            raise Altered(f"{said}, and was asked to take it out again")
         return there
 
     def remove_device(self, api: Exchange, device_id: str) -> None:

@@ -115,8 +115,8 @@ class CloudHypervisor:
     async def add_device(self, device: DiskConfig | NetConfig) -> Device:
         """Plug a disk or net; see :meth:`hypervisors.base.Hypervisor.add_device`.
 
-        Raises :class:`Refused` also where it has more queues than the VM has boot vCPUs, and where the VMM accepts it
-        and drops a member, such as a limiter: then it has been asked to take the device out again.
+        Raises :class:`Refused` also where it has more queues than the VM has boot vCPUs, and :class:`Altered` where the
+        VMM accepts it and drops a member, such as a limiter: then it has been asked to take the device out again.
         """
         return await self._call(lambda vm, api: vm.add_device(api, device))
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from hypervisors.base import (
     FIXED_MEMORY,
     Accelerator,
+    Altered,
     Busy,
     Change,
     ConnectionLost,
@@ -514,7 +515,7 @@ class FakeHypervisor:
                 vm.devices[device.id] = added
             if vm.drops_limiters and limiter is not None:
                 vm._ask_to_leave(device.id)
-                raise Refused(f"{device.id}: accepted without rate_limiter_config, and was asked to take it out again")
+                raise Altered(f"{device.id}: accepted without rate_limiter_config, and was asked to take it out again")
             return added
 
         return await self._call(Call("add_device", (device.id,)), add)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from hypervisors.base import Device, DeviceKind, Hypervisor, Plugged, Refused, Unsupported
+from hypervisors.base import Altered, Device, DeviceKind, Hypervisor, Plugged, Refused, Unsupported
 from kata_resmgr import devices
 from kata_resmgr.conditions import Conditions, Kind
 from kata_resmgr.config import SandboxConfig
@@ -242,12 +242,14 @@ class Devices:
             return plugged
         self._sent.add(name)
         refusal: Problem | None = None
+        ours = True
         try:
             await driver.add_device(formed(record.spec, self._config).sent)
         except Unsupported as error:
             refusal = Problem(Code.NOT_SUPPORTED, str(error))
         except Refused as error:
             refusal = Problem(Code.HYPERVISOR_REFUSED, f"the hypervisor refused: {error}")
+            ours = isinstance(error, Altered)  # else what is there came from somebody else just now
         plugged = await driver.read()
         self._sent.discard(name)
         is_there = name in {device.id for device in plugged.devices}
@@ -257,7 +259,7 @@ class Devices:
         if now is not record:  # its time was over meanwhile: what is there by now goes again
             return plugged
         if refusal is not None:
-            self._refused(name, record, refusal, is_there)
+            self._refused(name, record, refusal, is_there and ours)
         elif record.state is State.ADDING:
             try:
                 self._write(name, Record(record.spec, State.PRESENT))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hypervisors.base import DeviceKind
+from hypervisors.base import Device, DeviceKind
 from hypervisors.ch_types import DiskConfig, NetConfig, RateLimiterConfig, TokenBucket
 from hypervisors.fake import FakeVm, Guest
 from kata_resmgr import view
@@ -167,6 +167,20 @@ async def test_what_comes_after_the_deadline_goes_again(carry_out_first: bool, s
         assert await converged(host)
         assert (known(host), there(vm), kept(host)) == ([], {}, {})
         assert (await add(host, disk(host)))[1]
+
+
+@virtual
+async def test_one_that_somebody_else_adds_at_the_same_moment_stays(short_tmp: Path) -> None:
+    async with host_with_vm(short_tmp) as (host, vm):
+        vm.stall("add_device")
+        adding = asyncio.ensure_future(add(host, disk(host)))
+        await vm.stalled()
+        vm.devices["d1"] = Device("d1", DISK, "0000:00:09.0")
+        vm.resume()
+        assert (await refused(adding)).code is Code.HYPERVISOR_REFUSED
+        await asyncio.sleep(100)
+        assert (list(vm.devices), known(host), kept(host)) == (["d1"], [], {})
+        assert vm.called("start_removing_device") == []
 
 
 @virtual
