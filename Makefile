@@ -49,7 +49,9 @@ install: venv
 	@PYTHON="$(PYTHON)" PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" sh .ci/install $(VENV)
 
 fuzz: venv
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,fuzz]'
 	@$(VENV)/bin/python -m tests.fuzz.raw --messages $(or $(MESSAGES),20000)
+	@$(VENV)/bin/python -m tests.fuzz.schema --requests $(or $(MESSAGES),20000)
 
 faults: venv
 	@$(VENV)/bin/python -m kata_resmgr.guest

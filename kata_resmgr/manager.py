@@ -397,7 +397,7 @@ class ResourceManager:
         """The spec that *sandbox* was registered with, saying as much as *like* does."""
         plan = sandbox.plan
         directory = None if plan.monitor is None else Path(plan.monitor).parent
-        named = like.directory is not None and os.path.realpath(like.directory) == str(directory)
+        named = like.directory is not None and paths.leads_to(like.directory, directory)
         own = like.directory is None and directory in (None, self.settings.daemon.vm_directory(sandbox.id))
         return SandboxSpec(
             hypervisor=like.hypervisor if like.hypervisor in (None, plan.config.hypervisor) else plan.config.hypervisor,

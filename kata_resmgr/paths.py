@@ -33,6 +33,11 @@ def under_roots(path: str, roots: Iterable[Path], key: str = "vm_roots") -> Path
     return real
 
 
+def leads_to(path: str, real: Path | None) -> bool:
+    """Whether *path*, with its symbolic links resolved, is *real*."""
+    return "\0" not in path and os.path.realpath(path) == str(real)
+
+
 def socket_under_roots(path: str, roots: Iterable[Path]) -> Path:
     """As :func:`under_roots`, and short enough for a socket to be there."""
     real = under_roots(path, roots)
@@ -77,7 +82,7 @@ def inode(path: Path) -> tuple[int, int] | None:
 
 def must_be_directory(path: Path) -> None:
     """Raise :class:`Problem` ``invalid_path`` where *path* is no directory."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - Path's own raises where the name is too long
         raise Problem(Code.INVALID_PATH, f'"{path}" is not a directory: make it first')
 
 

@@ -213,8 +213,8 @@ def throw(daemon: Daemon, messages: int, seed: int) -> list[str]:
     for number in range(messages):
         if number == messages // 10:
             baseline = resident(daemon)
-        _present(caller)
-        before = _state(caller)
+        present(caller)
+        before = state(caller)
         text = message(random.Random(f"{seed} {number}"))
         try:
             found = answers(exchange(daemon.socket, text))
@@ -223,7 +223,7 @@ def throw(daemon: Daemon, messages: int, seed: int) -> list[str]:
             continue
         counts.update(code or str(status) for status, code in found)
         counts["no answer"] += not found
-        if all(status >= 400 for status, _ in found) and found and _state(caller) != before:
+        if all(status >= 400 for status, _ in found) and found and state(caller) != before:
             failures.append(f"message {number} of seed {seed}: refused, and the state changed: {text[:300]!r}")
     growth = resident(daemon) - baseline
     print(f"{messages} mutated messages, seed {seed}: {dict(counts.most_common())}")
@@ -239,12 +239,12 @@ BARE_DESCRIPTORS: Final = 24
 """More than a daemon without connections and VMs holds, and less than would be left of a leak."""
 
 
-def _present(caller: Caller) -> None:
+def present(caller: Caller) -> None:
     for sandbox in SANDBOXES:
         caller.call("PUT", f"/v1/sandboxes/{sandbox}", {})
 
 
-def _state(caller: Caller) -> Any:  # noqa: ANN401 - JSON
+def state(caller: Caller) -> Any:  # noqa: ANN401 - JSON
     return [caller.call("GET", "/v1/sandboxes")[1]] + [
         caller.call("GET", f"/v1/sandboxes/{sandbox}?view=full")[1] for sandbox in SANDBOXES
     ]

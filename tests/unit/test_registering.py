@@ -141,3 +141,13 @@ async def test_cloud_hypervisors_socket_is_the_callers_to_name(short_tmp: Path) 
     with pytest.raises(Problem, match="--api-socket") as refusal:
         await manager.attach("s1", None, None, None)
     assert refusal.value.code is Code.INVALID_BODY
+
+
+@pytest.mark.parametrize("name", ["\0", "a" * 300])
+async def test_a_directory_that_cannot_be_is_refused_each_time(short_tmp: Path, name: str) -> None:
+    manager = _manager(short_tmp)
+    await manager.put_sandbox("s1", SandboxSpec())
+    for sandbox in ("s1", "s2"):
+        with pytest.raises(Problem) as refusal:
+            await manager.put_sandbox(sandbox, SandboxSpec(directory=f"{short_tmp}/{name}"))
+        assert refusal.value.code is Code.INVALID_PATH
